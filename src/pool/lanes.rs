@@ -7,10 +7,10 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::config::OrderBy;
 use crate::event::Event;
 use crate::expression::{FilterError, TextExpression};
 use crate::id::{Fence, Lane};
+use crate::queue::OrderBy;
 use crate::redis::aside::{Aside, Tried};
 use crate::telemetry::OncePerMinute;
 

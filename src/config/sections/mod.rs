@@ -17,8 +17,6 @@ pub use self::counters::CountersConfig;
 pub use self::http::{AdmissionConfig, HttpConfig, MetricsConfig};
 pub use self::limits::BotLimitsConfig;
 pub use self::notifications::{NotificationsConfig, OnThrottle};
-pub use self::pipelines::{
-    BackoffConfig, DeadConfig, OrderBy, PipelineConfig, Start, WorkersConfig,
-};
+pub use self::pipelines::{BackoffConfig, DeadConfig, PipelineConfig, Start, WorkersConfig};
 pub use self::quotas::{BotQuotaConfig, QuotasConfig};
 pub use self::stores::{BusConfig, BusSource, MongoConfig, RedisConfig};

@@ -4,7 +4,7 @@ use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::time::Duration;
 
 use crate::clock::millis;
-use crate::config::{OnOverflow, load};
+use crate::config::{OnOverflow, OrderBy, load};
 use crate::id::ShardCount;
 use crate::outbound::CheckedUrl;
 use crate::queue::FAIR_SLICE_US;
@@ -65,30 +65,6 @@ pub struct PipelineConfig {
     pub max_age: Option<Duration>,
     /// Number of dead letters kept, and for how long.
     pub dead: DeadConfig,
-}
-
-/// The events that are handled one after the other.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum OrderBy {
-    /// All events of a bot.
-    Bot,
-    /// The events of a bot with the same subject.
-    Subject,
-    /// The events of a bot for which this CEL expression over `event` gives the same text. Compiled
-    /// and checked where it is used.
-    Key(String),
-}
-
-impl OrderBy {
-    /// As the configuration has it.
-    #[must_use]
-    pub fn parse(text: &str) -> Self {
-        match text.trim() {
-            "bot" => Self::Bot,
-            "subject" => Self::Subject,
-            expression => Self::Key(expression.to_owned()),
-        }
-    }
 }
 
 /// Where a new pipeline starts on the bus.

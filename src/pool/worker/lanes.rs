@@ -14,7 +14,6 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 use tracing::debug;
 
-use super::super::claim::SLICE_BYTES;
 use super::super::commit::Committed;
 use super::super::lanes::{List, Situation, choose};
 use super::super::settle::{Fitness, Settlement, Tally, given_up, leave};
@@ -24,17 +23,16 @@ use crate::event::Event;
 use crate::handler::{Answer, Delivery, Failure, Outcomes, Slice};
 use crate::id::Lane;
 use crate::redis::aside::{Aside, Tried, Waiting};
-use crate::redis::scripts::{AsideChange, Exception, Fate, Mode, ReadLane, ReadSlice};
-use crate::redis::{RedisError, Reply};
+use crate::redis::scripts::{AsideChange, Exception, Fate, Mode};
 
 /// The events of one lane in a slice of the queue.
-struct Run {
+pub(super) struct Run {
     lane: Lane,
-    slice: Slice,
+    pub(super) slice: Slice,
     /// The place of each event in the slice of the queue.
     places: Vec<usize>,
-    took: Duration,
-    answer: Result<Outcomes, Failure>,
+    pub(super) took: Duration,
+    pub(super) answer: Result<Outcomes, Failure>,
 }
 
 impl Run {
@@ -61,7 +59,7 @@ impl Run {
 
 /// Runs lanes, at most `most` at once. The first one has a worker; each further one needs a worker that
 /// is free, so that quiet bots need not wait for the lanes of one.
-async fn run_all(shared: &Shared, runs: &mut [Run], most: usize) {
+pub(super) async fn run_all(shared: &Shared, runs: &mut [Run], most: usize) {
     let mut waiting = runs.iter_mut().peekable();
     let mut running = FuturesUnordered::new();
     let mut workers = Vec::new();
@@ -116,14 +114,14 @@ impl Worker {
     }
 
     /// What changes for the lanes that are set aside.
-    fn change(&self, aside: Aside, list: Option<Lane>) -> AsideChange {
+    pub(super) fn change(&self, aside: Aside, list: Option<Lane>) -> AsideChange {
         let next_ms = aside.next_ms(self.now_ms());
         AsideChange { aside, next_ms, list }
     }
 
     /// After a holder vanished, notes which list is tried, before a handler touches an event that may
     /// end this process too. Returns whether the lease is still held.
-    async fn note_tried(&mut self, tried: Tried) -> bool {
+    pub(super) async fn note_tried(&mut self, tried: Tried) -> bool {
         if !self.lease.attempts.vanished() {
             return true;
         }
@@ -170,7 +168,7 @@ impl Worker {
         self.end_queue(lanes, &fitness, runs, took).await;
     }
 
-    fn slice_of(&self, events: Vec<Delivery>) -> Slice {
+    pub(super) fn slice_of(&self, events: Vec<Delivery>) -> Slice {
         Slice {
             bot: self.lease.bot.clone(),
             fence: self.lease.fence,
@@ -202,7 +200,12 @@ impl Worker {
     }
 
     /// The events of each lane, in the order of their first events.
-    fn runs(&self, fitness: &[Fitness], events: Vec<Delivery>, of_lane: &[Lane]) -> Vec<Run> {
+    pub(super) fn runs(
+        &self,
+        fitness: &[Fitness],
+        events: Vec<Delivery>,
+        of_lane: &[Lane],
+    ) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         let places = (0..fitness.len()).filter(|place| fitness[*place] == Fitness::Fit);
         for ((place, delivery), lane) in places.zip(events).zip(of_lane) {
@@ -218,7 +221,7 @@ impl Worker {
         runs
     }
 
-    async fn not_handled(&self, ended: Ended) {
+    pub(super) async fn not_handled(&self, ended: Ended) {
         match ended {
             Ended::Throttled(wait) => {
                 let ms = crate::clock::millis(wait).max(1);
@@ -279,7 +282,7 @@ impl Worker {
 
     /// The state of a lane after a slice of it that did not end completely; `alone`: the number of
     /// events that were to be handled one by one.
-    fn waiting(&self, lane: Lane, settlement: &Settlement, alone: u32) -> Waiting {
+    pub(super) fn waiting(&self, lane: Lane, settlement: &Settlement, alone: u32) -> Waiting {
         let before = if settlement.settled == 0 { self.lease.attempts.counted() } else { 0 };
         let done = u32::try_from(settlement.settled).unwrap_or(u32::MAX);
         let alone = alone.saturating_sub(done);
@@ -344,7 +347,7 @@ impl Worker {
         }
     }
 
-    fn event_of<'a>(&'a self, place: usize, runs: &'a [Run]) -> Option<&'a Event> {
+    pub(super) fn event_of<'a>(&'a self, place: usize, runs: &'a [Run]) -> Option<&'a Event> {
         let at = |run: &'a Run| {
             let at = run.places.iter().position(|other| *other == place)?;
             Some(&run.slice.events[at].event)
@@ -378,121 +381,8 @@ impl Worker {
         }
     }
 
-    /// A slice of a lane that was set aside.
-    async fn run_lane(mut self, lane: Lane) {
-        let Some(state) = self.lease.aside.get(lane) else { return self.give_back().await };
-        let usual = self.shared.usual_events();
-        let is_alone = state.attempts > 0 || state.alone > 0;
-        let limit = if is_alone { 1 } else { self.shared.slice_events(&self.lease, usual) };
-        let (length, records) = match self.read_lane(lane, limit).await {
-            Ok(read) => read,
-            Err(error) => return debug!(%error, "cannot read a lane; its lease runs out"),
-        };
-        self.sizes = records.iter().map(|record| record.len() as u64).collect();
-        // Attempts belong to the first event of the lane, not of the queue.
-        self.lease.attempts.failed = self.lease.attempts.failed.saturating_add(state.attempts);
-        let (mut fitness, events) = self.sort_out(records);
-        if !self.note_tried(Tried::Lane(lane)).await {
-            return self.lost();
-        }
-        let mut runs = Vec::new();
-        if !events.is_empty() {
-            let mut slice = self.slice_of(events);
-            let shared = Arc::clone(&self.shared);
-            let worker = match self.admit(&shared, &mut slice).await {
-                Ok(worker) => worker,
-                Err(ended) => return self.not_handled(ended).await,
-            };
-            throttle::cut(&mut fitness, slice.events.len());
-            let of_lane = vec![lane; slice.events.len()];
-            runs = self.runs(&fitness, slice.events, &of_lane);
-            let running = run_all(&shared, &mut runs, 1);
-            let ended = self.while_held(running).await;
-            drop(worker);
-            if let Err(ended) = ended {
-                return self.not_handled(ended).await;
-            }
-        }
-        if !self.lease.is_held() {
-            return self.lost();
-        }
-        self.end_lane(state, length, &fitness, runs).await;
-    }
-
-    /// The number of events of a lane that is set aside, and its first ones.
-    async fn read_lane(
-        &self,
-        lane: Lane,
-        limit: usize,
-    ) -> Result<(usize, Vec<Vec<u8>>), RedisError> {
-        let (link, bot) = (self.shared.queue.link(), &self.lease.bot);
-        let keys = self.shared.queue.keys(self.lease.shard);
-        let slice = ReadSlice { keys, bot, limit, bytes: SLICE_BYTES };
-        let records = link.call(&ReadLane { lane, slice }).await?;
-        let mut length = redis::cmd("LLEN");
-        length.arg(keys.lane(lane, bot));
-        let length = link.command("LLEN", length).await?;
-        let length = Reply::single(length).and_then(|mut reply| reply.number());
-        Ok((length.map_err(|source| link.misread("LLEN", source))?, records))
-    }
-
-    /// Settles a slice of a lane and commits it.
-    async fn end_lane(
-        &mut self,
-        state: Waiting,
-        length: usize,
-        fitness: &[Fitness],
-        mut runs: Vec<Run>,
-    ) {
-        let (mut answer, mut took) = (Ok(Outcomes::done()), Duration::ZERO);
-        if let Some(run) = runs.first_mut() {
-            answer = std::mem::replace(&mut run.answer, Ok(Outcomes::done()));
-            took = run.took;
-        }
-        let settlement = self.settle(fitness, answer);
-        let (n, lane) = (settlement.n, state.lane);
-        let mut aside = self.lease.aside.trying(None);
-        if n >= length {
-            aside.remove(lane);
-        } else {
-            aside.set(self.waiting(lane, &settlement, state.alone));
-        }
-        let exceptions = settlement.exceptions.clone();
-        if let Some(reason) = &settlement.failure {
-            self.log_retry(reason, settlement.mode);
-        }
-        if !runs.is_empty() {
-            self.observe_events(fitness.len(), took);
-        }
-        let given_up = given_up(fitness, &exceptions);
-        let cost = self.cost(n, took);
-        let bytes = self.sizes[..n].iter().sum();
-        let mode = self.rest_without_tokens(Mode::Release);
-        let mut completion = self.lease.completion((n, bytes), mode, cost, exceptions);
-        completion.aside = Some(self.change(aside, Some(lane)));
-        let committed = self.commit(completion).await;
-        if !self.is_committed(committed) {
-            return;
-        }
-        let (now, settled) = (self.shared.now(), settlement.settled);
-        self.shared.meter.settled.fetch_add(n as u64, Ordering::Relaxed);
-        let events = runs.iter().flat_map(|run| &run.slice.events);
-        let sequences = events.take(settled).map(|delivery| delivery.sequence);
-        settlement.tally.record(&self.shared.metrics, sequences, now);
-        if let Some(given_up) = given_up {
-            let event = self.event_of(given_up.index, &runs);
-            given_up.warn(self.shared.queue.name(), &self.lease.bot, event);
-        }
-        for run in &runs {
-            self.shared.handler.committed(&run.slice, settled);
-        }
-        let first = runs.first().and_then(|run| run.slice.events.first());
-        let first = first.map(|delivery| delivery.sequence);
-        settlement.note_failure(&self.shared.queue, &self.lease.bot, first, now).await;
-    }
-
     /// Whether a completion was committed.
-    fn is_committed(&self, committed: Committed) -> bool {
+    pub(super) fn is_committed(&self, committed: Committed) -> bool {
         match committed {
             Committed::Done | Committed::Full => true,
             Committed::Stale => {

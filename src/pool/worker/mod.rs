@@ -8,6 +8,7 @@
 //! When a renewal is refused, or none is confirmed before the local deadline, the handler is
 //! cancelled and nothing is committed: another worker may have the lease.
 
+mod aside;
 mod finish;
 mod lanes;
 mod throttle;

@@ -11,13 +11,14 @@ use fairlane::handler::{Failure, Handler, Outcomes, Slice};
 use fairlane::id::BotId;
 use fairlane::queue::BotState;
 
-use crate::support::bus::add;
+use crate::support::bus::{add, bot};
 use crate::support::config::{STREAM, config};
 use crate::support::fleet::Fleet;
 use crate::support::history::{Outcome, Record};
-use crate::support::instance::Instance;
+use crate::support::instance::{Instance, queue};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
+use crate::support::roles::worker::{Effect, Poison};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -202,6 +203,94 @@ async fn an_event_that_never_succeeds_becomes_a_dead_letter_and_its_key_goes_on(
     assert_eq!((&*letters[0].reason, letters[0].attempts), ("no", 3));
     let times = ids(&tried).into_iter().filter(|id| id == "2").count();
     assert_eq!(times, 3);
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn an_event_that_kills_its_process_is_given_up_and_the_others_are_done_in_order() {
+    let settings = [
+        ("pipelines.test.order_by", BY_DIGIT),
+        ("pipelines.test.concurrency", "4"),
+        ("pipelines.test.max_attempts", "2"),
+        ("pipelines.test.lease_ttl", "\"1s\""),
+    ];
+    let mut fleet = Fleet::new(Options::default(), 1, &settings);
+    let poison = |event, effect| Poison { bot: bot(0), event, effect };
+    fleet.behaviour.poison =
+        vec![poison(12, Effect::Aborts), poison(3, Effect::Fails), poison(24, Effect::Panics)];
+    fleet.start(1).await;
+    fleet.publish(40).await;
+    let queue = queue(&fleet.config, "test").await;
+    let mut deaths = 0;
+    while queue.dead_letters(None, 10).await.unwrap().len() < 3 {
+        if fleet.workers[0].wait_exit(Duration::from_millis(100)).is_some() {
+            deaths += 1;
+            assert!(deaths <= 5, "it is given up");
+            fleet.restart(0).await;
+        }
+    }
+    eventually(LONG, "the queue is empty", async || {
+        queue.view(Duration::ZERO).await.unwrap().depth == 0
+    })
+    .await;
+    let letters = queue.dead_letters(None, 10).await.unwrap();
+    let mut given_up: Vec<String> =
+        letters.iter().map(|letter| letter.event.as_ref().unwrap().id().to_owned()).collect();
+    given_up.sort_unstable();
+    assert_eq!(given_up, ["12", "24", "3"]);
+    let mut done = BTreeSet::new();
+    fleet.records(|record| {
+        if let Record::Handled { event, outcome: Outcome::Done, .. } = record {
+            done.insert(*event);
+        }
+    });
+    let all: BTreeSet<u32> = (0..40).filter(|event| ![3, 12, 24].contains(event)).collect();
+    assert_eq!(done, all);
+}
+
+#[tokio::test]
+async fn a_bot_with_keys_that_fail_is_paused_purged_and_released() {
+    let server = RedisServer::start(Options::default());
+    let fails = Arc::new(AtomicBool::new(true));
+    let broken = Arc::clone(&fails);
+    let (tried, handler) =
+        trying(move |event| event.subject() == Some("bad") && broken.load(Ordering::Relaxed));
+    let settings = [
+        ("pipelines.stop.order_by", "\"subject\""),
+        ("pipelines.stop.max_attempts", "100000"),
+        ("pipelines.stop.backoff", "{ initial = \"1h\", max = \"1h\", jitter = 0.0 }"),
+    ];
+    let instance = Instance::start(&config(&server, "stop", &settings), handler).await;
+    let queue = instance.queue("stop").clone();
+    for name in ["purged", "paused", "released"] {
+        let events: Vec<String> =
+            (0..10).map(|id| event(name, ["bad", "ann"][id % 2], id)).collect();
+        add(&server, STREAM, &events).await;
+    }
+    let id = |name: &str| BotId::parse(name).unwrap();
+    let view = async |name: &str| queue.view_bot(&id(name), SystemClock.now()).await.unwrap();
+    for name in ["purged", "paused", "released"] {
+        eventually(LONG, "its key waits for an hour", async || {
+            let view = view(name).await;
+            view.depth == 5 && view.state == BotState::Parked
+        })
+        .await;
+    }
+    assert_eq!(queue.purge(&id("purged")).await.unwrap(), 5);
+    assert_eq!((view("purged").await.depth, view("purged").await.state), (0, BotState::Idle));
+    assert!(queue.pause(Some(&id("paused"))).await.unwrap());
+    assert!(queue.revoke(&id("paused")).await.unwrap());
+    assert_eq!(view("paused").await.state, BotState::Paused);
+    // A release ends the wait of the bot, but its key is not due before the hour is over.
+    assert!(queue.revoke(&id("released")).await.unwrap());
+    add(&server, STREAM, &[event("released", "ann", 10), event("released", "bad", 11)]).await;
+    eventually(LONG, "others go on", async || ids(&tried).contains(&"10".to_owned())).await;
+    eventually(LONG, "and the key waits", async || {
+        let view = view("released").await;
+        view.depth == 6 && view.state == BotState::Parked
+    })
+    .await;
+    assert!(!ids(&tried).contains(&"11".to_owned()));
     instance.stop().await;
 }
 

@@ -1,17 +1,13 @@
-//! Every interleaving of the lanes of one bot: two consumers, two lanes, three events, and the accidents
-//! that the protocol must survive. It models `lua/complete.lua` and the worker with an ordering key: a
-//! lane that fails is set aside, and its events move to a list of its own.
-
-use stateright::{Checker, HasDiscoveries, Model, Property};
+//! The bot of the model: its state, and the effect of each step.
 
 /// The lane of each event, in the order of the bus.
-const LANES: [usize; 3] = [0, 1, 0];
-const ALL: u8 = 0b111;
-const SLICE: usize = 2;
+pub(super) const LANES: [usize; 3] = [0, 1, 0];
+pub(super) const ALL: u8 = 0b111;
+pub(super) const SLICE: usize = 2;
 
 /// A rule that is left out, to show that the checker would find it missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rule {
+pub(super) enum Rule {
     /// Later events of a lane that is set aside join its list.
     Follow,
     Fence,
@@ -20,25 +16,25 @@ enum Rule {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-struct Budget {
-    crashes: u8,
-    freezes: u8,
-    lost_replies: u8,
-    failures: u8,
-    purges: u8,
-    pauses: u8,
-    revokes: u8,
+pub(super) struct Budget {
+    pub(super) crashes: u8,
+    pub(super) freezes: u8,
+    pub(super) lost_replies: u8,
+    pub(super) failures: u8,
+    pub(super) purges: u8,
+    pub(super) pauses: u8,
+    pub(super) revokes: u8,
 }
 
 #[derive(Debug, Clone)]
-struct Bot {
-    budget: Budget,
-    without: Option<Rule>,
+pub(super) struct Bot {
+    pub(super) budget: Budget,
+    pub(super) without: Option<Rule>,
 }
 
 /// Where the bot is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Place {
+pub(super) enum Place {
     /// In no set. A bot with events is here only while it is paused.
     Rest,
     Ready,
@@ -50,58 +46,58 @@ enum Place {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum List {
+pub(super) enum List {
     Queue,
     Lane(usize),
 }
 
 /// The end of a lease.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Completion {
-    list: List,
-    before: u8,
-    n: usize,
+pub(super) struct Completion {
+    pub(super) list: List,
+    pub(super) before: u8,
+    pub(super) n: usize,
     /// Those among the n that move to the list of their lane.
-    moved: Vec<u8>,
+    pub(super) moved: Vec<u8>,
     /// The lanes that are set aside from now on.
-    aside: [bool; 2],
+    pub(super) aside: [bool; 2],
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Held {
-    fence: u8,
+pub(super) struct Held {
+    pub(super) fence: u8,
     /// The lanes that are set aside, as the claim returned them.
-    aside: [bool; 2],
+    pub(super) aside: [bool; 2],
     /// The list and its slice, once it is read.
-    read: Option<(List, Vec<u8>)>,
+    pub(super) read: Option<(List, Vec<u8>)>,
     /// The number of events of the list when it was read.
-    length: usize,
-    done: [usize; 2],
-    failed: [bool; 2],
-    unanswered: Option<Completion>,
-    superseded: bool,
+    pub(super) length: usize,
+    pub(super) done: [usize; 2],
+    pub(super) failed: [bool; 2],
+    pub(super) unanswered: Option<Completion>,
+    pub(super) superseded: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct State {
-    queue: Vec<u8>,
-    lists: [Vec<u8>; 2],
+pub(super) struct State {
+    pub(super) queue: Vec<u8>,
+    pub(super) lists: [Vec<u8>; 2],
     /// The lanes that the text of the bot has.
-    aside: [bool; 2],
-    place: Place,
-    paused: bool,
-    fence: u8,
-    published: u8,
-    consumers: [Option<Held>; 2],
-    budget: Budget,
-    handled: u8,
-    removed: u8,
-    purged: u8,
-    broken: Option<&'static str>,
+    pub(super) aside: [bool; 2],
+    pub(super) place: Place,
+    pub(super) paused: bool,
+    pub(super) fence: u8,
+    pub(super) published: u8,
+    pub(super) consumers: [Option<Held>; 2],
+    pub(super) budget: Budget,
+    pub(super) handled: u8,
+    pub(super) removed: u8,
+    pub(super) purged: u8,
+    pub(super) broken: Option<&'static str>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum Step {
+pub(super) enum Step {
     Publish,
     Claim {
         consumer: usize,
@@ -137,11 +133,11 @@ enum Step {
     Revoke,
 }
 
-fn bit(event: u8) -> u8 {
+pub(super) fn bit(event: u8) -> u8 {
     1 << event
 }
 
-fn lane(event: u8) -> usize {
+pub(super) fn lane(event: u8) -> usize {
     LANES[usize::from(event)]
 }
 
@@ -182,7 +178,7 @@ impl Held {
 }
 
 impl State {
-    fn holds_events(&self) -> bool {
+    pub(super) fn holds_events(&self) -> bool {
         !self.queue.is_empty() || self.aside != [false; 2]
     }
 
@@ -274,94 +270,8 @@ impl State {
     }
 }
 
-impl Model for Bot {
-    type State = State;
-    type Action = Step;
-
-    fn init_states(&self) -> Vec<State> {
-        vec![State {
-            queue: Vec::new(),
-            lists: [Vec::new(), Vec::new()],
-            aside: [false; 2],
-            place: Place::Rest,
-            paused: false,
-            fence: 0,
-            published: 0,
-            consumers: [None, None],
-            budget: self.budget,
-            handled: 0,
-            removed: 0,
-            purged: 0,
-            broken: None,
-        }]
-    }
-
-    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
-        self.progress(state, steps);
-        self.accidents(state, steps);
-    }
-
-    fn next_state(&self, last: &State, step: Step) -> Option<State> {
-        let mut state = last.clone();
-        self.apply(&mut state, &step);
-        for held in state.consumers.iter_mut().flatten() {
-            held.superseded |= !matches!(state.place,
-                Place::Leased { fence, .. } if fence == held.fence);
-        }
-        state.consumers.sort_unstable();
-        Some(state)
-    }
-
-    fn properties(&self) -> Vec<Property<Self>> {
-        fn unbroken(state: &State, promise: &str) -> bool {
-            state.broken != Some(promise)
-        }
-        vec![
-            Property::sometimes(
-                "all events are handled and nothing is left",
-                |_, state: &State| {
-                    state.handled == ALL && !state.holds_events() && state.place == Place::Rest
-                },
-            ),
-            Property::sometimes(
-                "a lane is set aside while the other goes on",
-                |_, state: &State| state.aside == [true, false] && state.removed == bit(1),
-            ),
-            Property::always("first handlings are in order", |_, state| {
-                unbroken(state, "a first handling was out of order")
-            }),
-            Property::always("nothing is handled after its completion", |_, state| {
-                unbroken(state, "an event was handled after its completion")
-            }),
-            Property::always("an event leaves only after its effect", |_, state| {
-                unbroken(state, "an event left without its effect")
-            }),
-            Property::always("a stale fence commits nothing", |_, state| {
-                unbroken(state, "a stale fence committed")
-            }),
-            Property::always("no event is lost", |_, state: &State| {
-                (0..state.published).all(|event| {
-                    let queued = state.queue.iter().chain(state.lists.iter().flatten());
-                    (state.removed | state.purged) & bit(event) != 0
-                        || queued.into_iter().any(|other| *other == event)
-                })
-            }),
-            Property::always("a bot with events is in one place", |_, state: &State| {
-                let lists = [0, 1].map(|lane| !state.lists[lane].is_empty());
-                let rests = !state.holds_events() || state.paused;
-                lists == state.aside && (state.place != Place::Rest || rests)
-            }),
-            Property::always("work comes to rest only when all is done", |bot: &Self, state| {
-                let mut steps = Vec::new();
-                bot.progress(state, &mut steps);
-                !steps.is_empty() || state.handled | state.purged == ALL
-            }),
-        ]
-    }
-}
-
 impl Bot {
-    fn progress(&self, state: &State, steps: &mut Vec<Step>) {
+    pub(super) fn progress(&self, state: &State, steps: &mut Vec<Step>) {
         if usize::from(state.published) < LANES.len() {
             steps.push(Step::Publish);
         }
@@ -403,7 +313,7 @@ impl Bot {
         }
     }
 
-    fn accidents(&self, state: &State, steps: &mut Vec<Step>) {
+    pub(super) fn accidents(&self, state: &State, steps: &mut Vec<Step>) {
         let budget = state.budget;
         if budget.lost_replies > 0 {
             let lost = steps.iter().filter_map(|step| match *step {
@@ -444,7 +354,7 @@ impl Bot {
         }
     }
 
-    fn apply(&self, state: &mut State, step: &Step) {
+    pub(super) fn apply(&self, state: &mut State, step: &Step) {
         let without = self.without;
         match *step {
             Step::Publish => state.publish(),
@@ -524,60 +434,4 @@ impl Bot {
             }
         }
     }
-}
-
-const NOTHING_WRONG: Budget = Budget {
-    crashes: 0,
-    freezes: 0,
-    lost_replies: 0,
-    failures: 0,
-    purges: 0,
-    pauses: 0,
-    revokes: 0,
-};
-
-fn every_promise_holds(budget: Budget) {
-    let done = Bot { budget, without: None }.checker().threads(2).spawn_bfs().join();
-    println!("{budget:?}: {} states, {} steps deep", done.unique_state_count(), done.max_depth());
-    for promise in done.discoveries().keys() {
-        let is_wanted = promise.starts_with("all events") || promise.starts_with("a lane is");
-        let way = || done.discovery(promise).unwrap().into_actions();
-        assert!(is_wanted, "not {promise:?} after {:?}", way());
-    }
-    assert!(done.discovery("all events are handled and nothing is left").is_some());
-    if budget.failures > 0 {
-        assert!(done.discovery("a lane is set aside while the other goes on").is_some());
-    }
-}
-
-fn is_broken(promise: &'static str, budget: Budget, without: Rule) {
-    let found = HasDiscoveries::AllOf([promise].into());
-    let bot = Bot { budget, without: Some(without) };
-    let done = bot.checker().threads(2).finish_when(found).spawn_bfs().join();
-    let way = done.discovery(promise).unwrap_or_else(|| panic!("{promise:?} still holds"));
-    println!("not {promise:?} after {:?}", way.into_actions());
-}
-
-#[test]
-fn every_interleaving_of_failing_lanes_and_accidents_keeps_the_promises() {
-    let failing = Budget { failures: 2, ..NOTHING_WRONG };
-    for budget in [
-        NOTHING_WRONG,
-        Budget { failures: 3, ..failing },
-        Budget { crashes: 1, freezes: 1, ..failing },
-        Budget { lost_replies: 2, freezes: 1, ..failing },
-        Budget { purges: 1, freezes: 1, pauses: 1, ..failing },
-        Budget { revokes: 2, lost_replies: 1, ..failing },
-    ] {
-        every_promise_holds(budget);
-    }
-}
-
-#[test]
-fn without_a_rule_a_promise_breaks() {
-    let failing = Budget { failures: 1, ..NOTHING_WRONG };
-    is_broken("first handlings are in order", failing, Rule::Follow);
-    is_broken("a bot with events is in one place", failing, Rule::Forget);
-    let frozen = Budget { freezes: 1, ..failing };
-    is_broken("a stale fence commits nothing", frozen, Rule::Fence);
 }
