@@ -208,7 +208,9 @@ fn a_bot_with_lanes_alone_is_paused_resumed_and_released_as_one_with_events() {
     assert_eq!(shard.complete_one(LATER, &again), Verdict::Ok);
     assert!(shard.claim(LATER).leases.is_empty());
     assert!(shard.call(LATER, &Revoke { keys, bot, slice_us: SLICE_US }));
-    assert_eq!(shard.claim(LATER).leases.len(), 1, "release ends the wait");
+    let claimed = shard.claim(LATER);
+    let due = claimed.leases[0].aside.first().unwrap();
+    assert_eq!((due.due_ms, due.attempts), (0, 1), "release ends the wait");
 }
 
 #[test]
