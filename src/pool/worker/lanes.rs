@@ -76,9 +76,8 @@ pub(super) async fn run_all(shared: &Shared, runs: &mut [Run], most: usize) {
         if running.next().await.is_none() {
             return;
         }
-        if waiting.peek().is_none() {
-            workers.truncate(running.len().saturating_sub(1));
-        }
+        // Bots that wait for a worker go before the next lane.
+        workers.truncate(running.len().saturating_sub(1));
     }
 }
 

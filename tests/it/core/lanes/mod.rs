@@ -1,7 +1,10 @@
 //! Ordering keys: the events of a bot with the same key are handled in order, and others go on.
 
+mod push;
+mod share;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -294,55 +297,6 @@ async fn a_bot_with_keys_that_fail_is_paused_purged_and_released() {
     eventually(LONG, "a release ends the wait", async || view("released").await.depth == 0).await;
     assert!(ids(&tried).contains(&"11".to_owned()));
     instance.stop().await;
-}
-
-/// How many slices of a bot run at once.
-async fn most_at_once(pipeline: &str, settings: &[(&str, &str)]) -> usize {
-    let server = RedisServer::start(Options::default());
-    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let (running, highest) = (Arc::clone(&now), Arc::clone(&most));
-    let log = Log::default();
-    let handler = log.handler(move |_| {
-        let (running, highest) = (Arc::clone(&running), Arc::clone(&highest));
-        async move {
-            let at_once = running.fetch_add(1, Ordering::Relaxed) + 1;
-            highest.fetch_max(at_once, Ordering::Relaxed);
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            running.fetch_sub(1, Ordering::Relaxed);
-            Ok(Outcomes::done())
-        }
-    });
-    let instance = Instance::start(&config(&server, pipeline, settings), handler).await;
-    let queue = instance.queue(pipeline).clone();
-    let shop = BotId::parse("shop").unwrap();
-    queue.pause(Some(&shop)).await.unwrap();
-    let events: Vec<String> = (0..64).map(|id| event("shop", &format!("user-{id}"), id)).collect();
-    add(&server, STREAM, &events).await;
-    eventually(LONG, "all are queued", async || {
-        queue.view_bot(&shop, SystemClock.now()).await.unwrap().depth == 64
-    })
-    .await;
-    queue.resume(Some(&shop)).await.unwrap();
-    eventually(LONG, "all are handled", async || log.len() == 64).await;
-    instance.stop().await;
-    most.load(Ordering::Relaxed)
-}
-
-#[tokio::test]
-async fn a_bot_has_at_most_that_many_keys_at_once_and_only_on_free_workers() {
-    let by_subject = |name: &str| (format!("pipelines.{name}.order_by"), "\"subject\"");
-    let (order_by, subject) = by_subject("one");
-    assert_eq!(most_at_once("one", &[(&order_by, subject)]).await, 1);
-    let (order_by, subject) = by_subject("four");
-    let settings = [(order_by.as_str(), subject), ("pipelines.four.concurrency", "4")];
-    assert_eq!(most_at_once("four", &settings).await, 4);
-    let (order_by, subject) = by_subject("few");
-    let settings = [
-        (order_by.as_str(), subject),
-        ("pipelines.few.concurrency", "8"),
-        ("pipelines.few.workers.max", "2"),
-    ];
-    assert_eq!(most_at_once("few", &settings).await, 2);
 }
 
 #[tokio::test]
