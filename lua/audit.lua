@@ -40,12 +40,15 @@ if #KEYS > 10 then
         large = large or #entry >= LARGE
       end
     end
-    if large or length >= FEW or is_counted(field) then
+    -- Events in lanes that are set aside count too. Their lists are not read here.
+    local bot = ARGV[i - 9]
+    learn({'a' .. bot, 'l' .. bot})
+    local lanes = held('a' .. bot) > 0
+    if not lanes and (large or length >= FEW or is_counted(field)) then
       add(field, bytes)
     end
     -- Each pending record of a product has a delayed event, or one in the queue.
-    local bot = ARGV[i - 9]
-    local most = held('l' .. bot) + call('LLEN', KEYS[i])
+    local most = held('l' .. bot) + call('LLEN', KEYS[i]) + held('a' .. bot)
     if held('n' .. bot) > most then
       add('n' .. bot, most)
       if most == 0 then

@@ -33,7 +33,9 @@ if #expired > 0 then
       vanished = vanished + 1
       local suspect, lost, failed = parts(attempts[i] or '0|0|0|0')
       if confirmed > 0 then lost = lost + 1 else suspect = suspect + 1 end
-      call('HSET', ATT, bot, suspect .. '|' .. lost .. '|' .. failed .. '|' .. isolate)
+      local lanes = lanes_of(attempts[i])
+      call('HSET', ATT, bot, suspect .. '|' .. lost .. '|' .. failed .. '|' .. isolate
+        .. (lanes == '' and '' or '|' .. lanes))
     end
   end
   revoke(expired, v)

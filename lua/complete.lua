@@ -19,19 +19,26 @@
 -- leases and failures. Exceptions are events among the n that are not done but leave the queue: to
 -- the dead letters, or to the delayed events. An exception outside the n makes the whole item BAD.
 --
+-- A pipeline with order_by has lanes. An exception of the kind 'lane' moves an event to the end of a
+-- list of its lane: it stays queued. The kind 'lanes' is no event: it sets which lanes of the bot are set
+-- aside, and with a list of a lane, the n events are those of that list. A bot whose lease ends with an
+-- empty queue, but with lanes that are set aside, is parked until the first of them is due.
+--
 -- For counted views, events that leave the queue are noted in the book of their bot.
 --
 -- KEYS  the eight of shared.lua, [9] dlq, [10] due, [11] later, [12..] q:<bot> per item, each with
---       books followed by the ledger of ledger.lua
+--       books followed by the ledger of ledger.lua; then the lists a:<lane>:<bot> that exceptions name
 -- ARGV  max dead letters, keys per item (1, with books 5), quotas of a bot (see quota_of), then per
 --       item: bot, run, fence, before, n, bytes, mode, ms, cost µs, bound (fail: events to isolate;
 --       hand: maximum of open leases), its own quotas or '', number of exceptions, per exception: index from 0, 'dead' reason attempts | 'later' time (ms since
---       1970) ''; with books also: last sequence that leaves or '', number of ads, per ad: id, views,
+--       1970) '' | 'lane' index of its list in KEYS '', or index -1, 'lanes', time until the next one
+--       is due (ms) and index of the list of the n events in KEYS or 0 as ms|index, the text of the lanes
+--       or ''; with books also: last sequence that leaves or '', number of ads, per ad: id, views,
 --       replacements
 -- Reply {clock, lowest score if bots became ready or '', next deadline if leases continue or bots are
 --       parked or '', dead letters removed, those of them above a quota, then per item 'OK' | 'STALE' | 'BAD' | 'FULL'}
 -- Cost  7 to 13 commands + 1 a bot, and 1 more for each of: events left, handed over, a failure; 3 a dead
---       letter; with books 1 + 2 a bot, or with views left 3 a bot + 2 an ad
+--       letter; 2 an event that moves to a lane, and 4 to 6 a bot with lanes that are set aside; with books 1 + 2 a bot, or with views left 3 a bot + 2 an ad
 assert(#KEYS >= 12 and #ARGV >= 15, 'complete: wrong number of arguments')
 local DLQ, DUE, LATER, dead_max = KEYS[9], KEYS[10], KEYS[11], tonumber(ARGV[1])
 local keys_each, quota = tonumber(ARGV[2]), quota_of(ARGV[3])
@@ -51,11 +58,16 @@ while at <= #ARGV do
     item.exceptions = {}
   end
   for i = 1, count do
-    item.exceptions[i] = {
-      index = tonumber(ARGV[at]), kind = ARGV[at + 1], what = ARGV[at + 2], attempts = ARGV[at + 3],
-    }
-    last = math.max(last, item.exceptions[i].index)
-    delays = delays or ARGV[at + 1] == 'later'
+    if ARGV[at + 1] == 'lanes' then
+      local ms, list = string.match(ARGV[at + 2], '^(%d+)|(%d+)$')
+      item.lanes, item.lanes_ms, item.list = ARGV[at + 3], tonumber(ms), KEYS[tonumber(list)]
+    else
+      item.exceptions[#item.exceptions + 1] = {
+        index = tonumber(ARGV[at]), kind = ARGV[at + 1], what = ARGV[at + 2], attempts = ARGV[at + 3],
+      }
+      last = math.max(last, tonumber(ARGV[at]))
+      delays = delays or ARGV[at + 1] == 'later'
+    end
     at = at + 4
   end
   item.fits = last < item.n
@@ -120,6 +132,7 @@ if counts_any then
   learn(queues)
 end
 local due_before = delays and lowest(DUE) or nil
+local lanes_before, lanes_now = 0, 0
 local ready, busy, kept, ended, unparked, finished, empty, unheld = {}, {}, {}, {}, {}, {}, {}, {}
 local removed_letters, lost_letters, removed_events, first_ready, first_due = 0, 0, 0, nil, nil
 local reply = {0, '', '', 0, 0}
@@ -133,7 +146,8 @@ for i, item in ipairs(items) do
   elseif acked ~= item.before and not repeated then
     reply[#reply + 1] = 'BAD'
   else
-    local length, n = call('LLEN', item.key), item.n
+    local list = item.list or item.key
+    local length, n = call('LLEN', list), item.n
     if repeated then
       n = 0
     else
@@ -143,10 +157,17 @@ for i, item in ipairs(items) do
       reply[#reply + 1] = 'BAD'
     else
       reply[#reply + 1] = 'OK'
+      local moved, moved_bytes = 0, 0
       if n > 0 then
         for _, exception in ipairs(item.exceptions) do
-          local entry = call('LINDEX', item.key, exception.index)
-          if exception.kind == 'dead' then
+          local entry = call('LINDEX', list, exception.index)
+          if exception.kind == 'lane' then
+            if moved == 0 and not is_counted('q' .. item.bot) then
+              begin_count('q' .. item.bot, list, length)
+            end
+            call('RPUSH', KEYS[tonumber(exception.what)], entry)
+            moved, moved_bytes = moved + 1, moved_bytes + #entry
+          elseif exception.kind == 'dead' then
             local gone, own_gone = dead_letters().bury(DLQ, dead_max, item.bot, entry, exception.what,
               exception.attempts, item.own == '' and quota or quota_of(item.own))
             removed_letters, lost_letters = removed_letters + gone, lost_letters + own_gone
@@ -162,34 +183,54 @@ for i, item in ipairs(items) do
           end
         end
         if n == length then
-          empty[#empty + 1] = item.key
-          if counts_any then
+          empty[#empty + 1] = list
+          if item.lanes then
+            hold('q' .. item.bot, moved_bytes - item.bytes)
+          elseif counts_any then
             unheld[#unheld + 1] = 'q' .. item.bot
           end
         else
-          call('LTRIM', item.key, n, -1)
-          if counts_any and is_counted('q' .. item.bot) then
-            hold('q' .. item.bot, -item.bytes)
+          call('LTRIM', list, n, -1)
+          if (counts_any or item.lanes) and is_counted('q' .. item.bot) then
+            hold('q' .. item.bot, moved_bytes - item.bytes)
           end
         end
-        removed_events = removed_events + n
+        removed_events = removed_events + n - moved
+        if item.lanes then
+          hold('a' .. item.bot, moved - (item.list and n or 0))
+        end
+      end
+      local lanes = attempts[i] and lanes_of(attempts[i]) or ''
+      if item.lanes then
+        lanes_before = lanes_before + (lanes == '' and 0 or 1)
+        lanes_now = lanes_now + (item.lanes == '' and 0 or 1)
+        lanes = item.lanes
+      end
+      local left = length - n
+      if item.list then left = call('LLEN', item.key) end
+      if item.lanes == '' and left == 0 and n > 0 then
+        hold_nothing('q' .. item.bot) -- nothing is queued any more
+        hold_nothing('a' .. item.bot)
       end
       if keys_each > 1 then
         close(item, n, length)
       end
-      if attempts[i] or item.mode == 'fail' then
+      if attempts[i] or item.mode == 'fail' or item.lanes then
         local suspect, lost, failed, isolate = parts(attempts[i] or '0|0|0|0')
-        if n > 0 then
-          -- The queue is empty, so every event that failed before is settled.
-          suspect, lost, failed, isolate = 0, 0, 0, n == length and 0 or math.max(0, isolate - n)
+        if n > 0 or item.list and item.mode ~= 'keep' then
+          -- The queue is empty, so every event that failed before is settled. What counted for the
+          -- first event of a lane is in the text of the lanes now.
+          local settled = left == 0 and lanes == ''
+          suspect, lost, failed, isolate = 0, 0, 0, settled and 0 or math.max(0, isolate - n)
         end
         if item.mode == 'fail' then
           failed, isolate = failed + 1, math.max(isolate, item.bound)
         end
-        if suspect + lost + failed + isolate == 0 then
+        if suspect + lost + failed + isolate == 0 and lanes == '' then
           call('HDEL', ATT, item.bot)
         else
-          call('HSET', ATT, item.bot, suspect .. '|' .. lost .. '|' .. failed .. '|' .. isolate)
+          call('HSET', ATT, item.bot, suspect .. '|' .. lost .. '|' .. failed .. '|' .. isolate
+            .. (lanes == '' and '' or '|' .. lanes))
         end
       end
       if item.mode == 'keep' or item.mode == 'hand' then
@@ -210,14 +251,19 @@ for i, item in ipairs(items) do
       else
         ended[#ended + 1] = item.bot
         if confirmed == '2' then open = open - 1 end
-        local left = length - n > 0
-        if item.mode == 'release' then
+        -- Lanes without a time are due, or a consumer that knows their times must look.
+        local waits = lanes ~= '' and left == 0 and (item.lanes_ms or 0) > 0
+        local again = left > 0 or lanes ~= '' and not waits
+        if item.mode == 'release' and waits then
+          busy[#busy + 1] = now_ms() + item.lanes_ms
+          busy[#busy + 1] = item.bot
+        elseif item.mode == 'release' then
           unparked[#unparked + 1] = item.bot
         else
           busy[#busy + 1] = now_ms() + item.ms
           busy[#busy + 1] = item.bot
         end
-        if item.mode == 'release' and left and stopped[i] ~= 1 then
+        if item.mode == 'release' and again and stopped[i] ~= 1 then
           ready[#ready + 1] = start
           ready[#ready + 1] = item.bot
           first_ready = math.min(first_ready or start, start)
@@ -237,6 +283,7 @@ if #empty > 0 then call('DEL', unpack(empty)) end
 if #unheld > 0 then call('HDEL', HELD, unpack(unheld)) end -- nothing else of this call changes them
 settle()
 if removed_events > 0 then call('HSET', META, 'depth', depth - removed_events) end
+if lanes_before ~= lanes_now then call('HINCRBY', META, 'lanes', lanes_now - lanes_before) end
 if open ~= open_before then call('HSET', META, 'open', open) end
 if #kept > 0 then call('HSET', OWN, unpack(kept)) end
 if #ended > 0 then call('HDEL', OWN, unpack(ended)) end

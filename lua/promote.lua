@@ -20,7 +20,8 @@ for at = 2, #ARGV, 2 do
 end
 local times = call('ZMSCORE', DUE, unpack(ids))
 local stored = call('HMGET', LATER, unpack(ids))
-local meta = call('HMGET', META, 'seq', 'v', 'depth')
+local meta = call('HMGET', META, 'seq', 'v', 'depth', 'lanes')
+any_lanes = tonumber(meta[4] or 0) > 0
 local sequence = math.max(tonumber(meta[1] or 0), now_us() - 1)
 local moved, fresh, queues = {}, {}, {}
 for i = 1, #ids do
@@ -48,6 +49,9 @@ if #moved > 0 then
   call('HDEL', LATER, unpack(moved))
   settle()
   call('HSET', META, 'seq', sequence, 'depth', tonumber(meta[3] or 0) + #moved)
+  if any_lanes then
+    unpark(fresh)
+  end
   join(at_rest(fresh), tonumber(meta[2] or 0), tonumber(ARGV[1]))
 end
 return {#moved, call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2] or ''}

@@ -3,6 +3,8 @@
 -- corrects it. Every other script changes both together, so a difference is a permanent error:
 -- Redis lost a part of a script with its last writes, or a person changed keys.
 --
+-- The events in lanes that are set aside are taken from their count, which the audit leaves alone.
+--
 -- A bot with events is ready, busy or paused. The caller names the bots whose queues it declares as
 -- keys. If bots are missing, nothing is compared, and the reply names them: the caller repeats the
 -- call with them. So the comparison sees one consistent state, also during traffic.
@@ -37,7 +39,13 @@ local depth = 0
 for i = 9, #KEYS do
   depth = depth + call('LLEN', KEYS[i])
 end
-local before = call('HGET', META, 'depth') or '0'
+local before, lanes = unpack(call('HMGET', META, 'depth', 'lanes'))
+before = before or '0'
+if tonumber(lanes or 0) > 0 then
+  for bot in pairs(named) do
+    depth = depth + held('a' .. bot)
+  end
+end
 if before ~= digits(depth) then
   call('HSET', META, 'depth', depth)
 end

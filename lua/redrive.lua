@@ -43,11 +43,21 @@ else
 end
 call('XDEL', DLQ, id)
 dead_letters().unbury({letter})
+local meta = call('HMGET', META, 'v', 'lanes')
+local v = tonumber(meta[1] or 0)
+any_lanes = tonumber(meta[2] or 0) > 0
+local lanes = any_lanes and lanes_of(call('HGET', ATT, bot)) or ''
 grew('q' .. bot, QUEUE, length, length - 1, #fields.record, #fields.record >= LARGE)
 settle()
-call('HDEL', ATT, bot)
+if lanes == '' then
+  call('HDEL', ATT, bot)
+else
+  call('HSET', ATT, bot, '0|0|0|0|' .. lanes)
+  if length == 1 then
+    unpark({bot})
+  end
+end
 call('HINCRBY', META, 'depth', 1)
-local v = tonumber(call('HGET', META, 'v') or 0)
 if call('HEXISTS', OWN, bot) == 1 then
   revoke({bot}, v)
 end

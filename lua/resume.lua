@@ -13,7 +13,7 @@ if bot == '' then
   return changed
 end
 local changed = call('SREM', PAUSED, bot)
-if changed == 1 and call('LLEN', KEYS[9]) > 0 then
+if changed == 1 and (call('LLEN', KEYS[9]) > 0 or lanes_of(call('HGET', ATT, bot)) ~= '') then
   join(at_rest({bot}), tonumber(call('HGET', META, 'v') or 0), tonumber(ARGV[2]))
 end
 return changed

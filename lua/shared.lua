@@ -3,17 +3,20 @@
 -- Every script declares the same eight keys of one pipeline and shard first:
 --   KEYS[1] meta    hash       v virtual clock (µs), f last fence, seq last sequence, depth, run, paused,
 --                           open (leases that were handed over), told (last published deadline
---                           of a lease that a copy took)
+--                           of a lease that a copy took), lanes (bots with lanes that are set
+--                           aside)
 --   KEYS[2] ctl     sorted set ready bots -> score (see join)
 --   KEYS[3] busy    sorted set bots leased or parked -> deadline (ms since 1970)
 --   KEYS[4] own     hash       bot -> fence|acked|start|confirmed of the current lease; confirmed is
 --                           0, 1, or 2: handed over to a receiver
---   KEYS[5] att     hash       bot -> suspect|lost|failed|isolate since the last progress
+--   KEYS[5] att     hash       bot -> suspect|lost|failed|isolate since the last progress; behind
+--                           a further | the lanes of the bot that are set aside (see lanes_of)
 --   KEYS[6] fin     sorted set bot -> last virtual finish (µs), only while ahead of the clock
 --   KEYS[7] paused  set        bots that an operator paused
 --   KEYS[8] held    hash       what bots hold: a letter and the bot -> a number. q: bytes queued (see FEW); l, L:
 --                           delayed events, their bytes; d, D: dead letters, their bytes; n, N:
---                           pending notifications, their bytes. No field: nothing
+--                           pending notifications, their bytes; a: events in lanes that are
+--                           set aside. No field: nothing
 -- The channel `wake` of the shard gets 'ready <score>', 'deadline <ms>' or 'due <ms>' whenever one
 -- becomes lower, and 'rules <bot>' when the rules of a bot change.
 --
@@ -159,11 +162,15 @@ local function begin_count(field, queue, length)
   counted[field] = true
 end
 
+-- Whether bots of the shard have lanes that are set aside. Scripts that append set it.
+local any_lanes = false
+
 -- Counts `bytes` that a queue got; it has `length` events now, and had `before`. `large`: one of the
 -- new ones has LARGE bytes.
 local function grew(field, queue, length, before, bytes, large)
   if is_counted(field) then
-    if before == 0 then
+    -- What is counted of an empty queue is wrong, unless it is in lanes that are set aside.
+    if before == 0 and not (any_lanes and held('a' .. string.sub(field, 2)) > 0) then
       hold_nothing(field)
     end
     hold(field, bytes)
@@ -357,8 +364,40 @@ end
 
 -- The four parts of an `own` or `att` field, as numbers.
 local function parts(text)
-  local a, b, c, d = string.match(text or '', '^(%d+)|(%d+)|(%d+)|(%d+)$')
+  local a, b, c, d = string.match(text or '', '^(%d+)|(%d+)|(%d+)|(%d+)')
   return tonumber(a), tonumber(b), tonumber(c), tonumber(d)
+end
+
+-- The lanes of a bot that are set aside, as the `att` field has them, or ''. A lane is set aside after
+-- a failure: its events leave the queue for a list of its own, and the bot goes on with the others.
+-- Only consumers read the text, and only the holder of the lease changes it, in complete.lua.
+local function lanes_of(text)
+  return string.match(text or '', '^%d+|%d+|%d+|%d+|(.+)$') or ''
+end
+
+-- Ends the parks of bots that wait for nothing but a lane that is set aside. `fresh` are bots whose
+-- queues were empty until now: they have something to do again. A lease is not touched.
+local function unpark(fresh)
+  if #fresh == 0 then
+    return
+  end
+  local waiting, parked = {}, {}
+  for i, text in ipairs(call('HMGET', ATT, unpack(fresh))) do
+    if lanes_of(text) ~= '' then
+      waiting[#waiting + 1] = fresh[i]
+    end
+  end
+  if #waiting == 0 then
+    return
+  end
+  for i, owner in ipairs(call('HMGET', OWN, unpack(waiting))) do
+    if not owner then
+      parked[#parked + 1] = waiting[i]
+    end
+  end
+  if #parked > 0 then
+    call('ZREM', BUSY, unpack(parked))
+  end
 end
 
 -- Ends the leases and parks of these bots without a completion, and counts no attempt. Their lead
@@ -419,7 +458,7 @@ local function may_queue(bot, queue, bytes, limit)
   if held(field) + bytes <= limit then
     return true
   end
-  if held(field) > 0 and call('EXISTS', queue) == 0 then
+  if held(field) > 0 and held('a' .. bot) == 0 and call('EXISTS', queue) == 0 then
     hold_nothing(field)
     return bytes <= limit
   end
@@ -514,10 +553,11 @@ local function append(first, at, limits, last)
   local take = limits.take
   local meta
   if take then
-    meta = call('HMGET', META, 'seq', 'v', 'depth', 'f', 'told', 'paused', 'run')
+    meta = call('HMGET', META, 'seq', 'v', 'depth', 'lanes', 'f', 'told', 'paused', 'run')
   else
-    meta = call('HMGET', META, 'seq', 'v', 'depth')
+    meta = call('HMGET', META, 'seq', 'v', 'depth', 'lanes')
   end
+  any_lanes = tonumber(meta[4] or 0) > 0
   local sequence = math.max(tonumber(meta[1] or 0), now_us() - 1)
   local appended, died, dropped, removed, over, lost = 0, 0, 0, 0, 0, 0
   local fresh, begins, key = {}, {}, first
@@ -554,7 +594,8 @@ local function append(first, at, limits, last)
     if limits.overflow then
       local quota = own == '' and limits.quota or quota_of(own)
       if limits.max > 0 then
-        room = math.min(count, math.max(0, limits.max - call('LLEN', KEYS[key])))
+        local aside = any_lanes and held('a' .. bot) or 0
+        room = math.min(count, math.max(0, limits.max - call('LLEN', KEYS[key]) - aside))
       end
       for i = 1, room do
         bytes = bytes + #records[i]
@@ -609,11 +650,14 @@ local function append(first, at, limits, last)
     key = key + 1
   end
   settle()
+  if any_lanes then
+    unpark(fresh)
+  end
   fresh = at_rest(fresh, not rare)
   local fresh_meta, leases = {}, {}
   if take and limits.linger == 0 then
     fresh, fresh_meta, leases = lease_fresh(fresh, begins,
-      {v = meta[2], f = meta[4], told = meta[5], paused = meta[6], run = meta[7]}, limits.slice, take)
+      {v = meta[2], f = meta[5], told = meta[6], paused = meta[7], run = meta[8]}, limits.slice, take)
   end
   call('HSET', META, 'seq', sequence, 'depth', tonumber(meta[3] or 0) + appended, unpack(fresh_meta))
   if limits.linger > 0 and #fresh > 0 then

@@ -27,6 +27,7 @@ mod table;
 
 #[path = "../../src/redis"]
 mod redis {
+    pub mod aside;
     pub mod keys;
     pub mod reply;
     pub mod scripts;
@@ -261,6 +262,7 @@ impl Replies {
             cost: 1_000,
             exceptions: Vec::new(),
             leaving: None,
+            aside: None,
         };
         let items: Vec<Completion> = leases.leases.iter().map(item).collect();
         if items.len() != BOTS {

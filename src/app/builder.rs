@@ -23,7 +23,7 @@ use crate::pipeline::Kind;
 use crate::pool::open::OpenPipeline;
 use crate::pool::retry::Backoff;
 use crate::pool::scale::Bounds;
-use crate::pool::{Places, Pool, Settings, Work};
+use crate::pool::{Lanes, Places, Pool, Settings, Work};
 use crate::presence::Meter;
 use crate::product::{OpenError, Opening, Part, Product, Route, Seat, Services, SharedHandler};
 use crate::products::{Kinds, Products};
@@ -263,12 +263,15 @@ impl Builder {
             config.filter.as_deref().map(|text| Filter::compile(text, Sees::Event)).transpose();
         let filter =
             filter.map_err(|source| AppError::Filter { pipeline: name.clone(), source })?;
+        let lanes = Lanes::new(&config.order_by, config.concurrency.get())
+            .map_err(|source| AppError::OrderBy { pipeline: name.clone(), source })?;
         let max = if self.roles.work { config.workers.max.get() } else { 0 };
         Ok(Some(Plan {
             name: name.clone(),
             config: config.clone(),
             part,
             filter,
+            lanes: lanes.map(Arc::new),
             kind: needs.kinds.of(name),
             quotas: needs.quotas.clone(),
             meter: Arc::new(Meter { max, ..Meter::default() }),
@@ -325,6 +328,8 @@ pub(super) struct Plan {
     pub(super) config: PipelineConfig,
     pub(super) part: Arc<dyn Part>,
     pub(super) filter: Option<Filter>,
+    /// `None`: each bot has one order.
+    pub(super) lanes: Option<Arc<Lanes>>,
     pub(super) kind: Kind,
     pub(super) quotas: Quotas,
     pub(super) meter: Arc<Meter>,
@@ -402,6 +407,7 @@ impl Plan {
             meter: Arc::clone(&self.meter),
             limits: seat.config.limits_of_bots(&self.name),
             stores: self.part.stores(),
+            lanes: self.lanes.clone(),
         };
         Pool::new(seat.pool.clone(), self.settings(), work, seat.shutdown.clone())
     }

@@ -72,6 +72,15 @@ pub enum AppError {
         #[source]
         source: FilterError,
     },
+    /// An ordering key cannot be used.
+    #[error("pipelines.{pipeline}.order_by: {}", said(.source))]
+    OrderBy {
+        /// The pipeline.
+        pipeline: PipelineName,
+        /// The cause.
+        #[source]
+        source: FilterError,
+    },
     /// The data was created with another number of shards.
     #[error(
         "redis.shards is {configured}, but the data in Redis was created with {stored}; set it to {stored}"
@@ -133,4 +142,9 @@ pub enum AppError {
     /// A set of `callbacks.headers` cannot be used.
     #[error(transparent)]
     Headers(#[from] HeadersError),
+}
+
+/// The error without the word that filters have for themselves.
+fn said(error: &FilterError) -> String {
+    error.to_string().replace("the filter", "the expression")
 }

@@ -30,7 +30,7 @@ use crate::handler::portion::Portion;
 use crate::handler::{
     Delivery, Environment, Failure, Handler, Outcomes, Slice, TURN_PATIENCE, store_patience,
 };
-use crate::id::Sequence;
+use crate::id::{Lane, Sequence};
 use crate::metrics;
 use crate::mongo::client::MongoError;
 use crate::mongo::turns::Turn;
@@ -55,6 +55,8 @@ pub(crate) struct AutomationHandler {
     heavy: Heavy,
     effects: Effects,
     recent: Recent,
+    /// Whether the pipeline orders its events by subject.
+    by_subject: bool,
     /// The timeout of all MongoDB calls for a slice. Below `handler_timeout`.
     patience: Duration,
     /// The number of events that are decided at a time.
@@ -117,11 +119,19 @@ impl AutomationHandler {
         counts: ProfileCounts,
         effects: Effects,
         handler_timeout: Duration,
+        by_subject: bool,
     ) -> Self {
         let patience = store_patience(handler_timeout);
         let (portion, recent) = (Portion::new(), Recent::default());
         let heavy = Heavy::new();
-        Self { automations, counts, heavy, effects, recent, patience, portion }
+        Self { automations, counts, heavy, effects, recent, by_subject, patience, portion }
+    }
+
+    /// The lane of a slice, if subscribers have an order each: then other lanes of the bot may run at
+    /// the same time. They write other profiles.
+    fn lane(&self, slice: &Slice) -> Option<Lane> {
+        let first = slice.events.first().filter(|_| self.by_subject)?;
+        Some(Lane::of(first.event.subject().unwrap_or_default()))
     }
 
     /// Decides on the first `count` events and stores the decisions; `None` after a write conflict.
@@ -367,7 +377,7 @@ impl Handler for AutomationHandler {
     async fn handle(&self, _: &Environment, slice: &Slice) -> Result<Outcomes, Failure> {
         let until = Instant::now() + self.patience;
         let patience = humantime::format_duration(self.patience);
-        let turn = self.automations.subscribers().turn(&slice.bot);
+        let turn = self.automations.subscribers().turn(&slice.bot, self.lane(slice));
         let Ok(turn) = tokio::time::timeout(TURN_PATIENCE.min(self.patience), turn).await else {
             let reason = "an earlier write of this bot is still in progress in MongoDB";
             return Err(Failure::unavailable(0, reason));

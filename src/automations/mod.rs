@@ -54,7 +54,7 @@ use self::subscribers::{Kept, SubscriberStore};
 pub(crate) use self::subscriptions::{RulesEar, Subscriptions};
 use crate::breaker::{Breaker, Unanswered};
 use crate::clock::SharedClock;
-use crate::config::Config;
+use crate::config::{Config, OrderBy};
 use crate::id::{BotId, RuleId};
 use crate::mongo::client::{Mongo, MongoError};
 use crate::pipeline::Kind;
@@ -83,7 +83,9 @@ impl product::Product for Product {
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<Arc<dyn Part>, OpenError> {
-        Ok(Arc::new(AutomationPart::new(&opening.mongo()?, opening.pipeline.handler_timeout)))
+        let by_subject = opening.pipeline.order_by == OrderBy::Subject;
+        let timeout = opening.pipeline.handler_timeout;
+        Ok(Arc::new(AutomationPart::new(&opening.mongo()?, timeout, by_subject)))
     }
 }
 

@@ -18,13 +18,19 @@ use crate::product::{Listener, Offering, Part, Seat, Services, SharedHandler};
 pub(crate) struct AutomationPart {
     automations: Automations,
     handler_timeout: std::time::Duration,
+    /// Whether subscribers have an order each.
+    by_subject: bool,
     pressure: Arc<Pressure>,
 }
 
 impl AutomationPart {
-    pub(crate) fn new(mongo: &Mongo, handler_timeout: std::time::Duration) -> Self {
+    pub(crate) fn new(
+        mongo: &Mongo,
+        handler_timeout: std::time::Duration,
+        by_subject: bool,
+    ) -> Self {
         let (automations, pressure) = (Automations::new(mongo), Arc::clone(mongo.pressure()));
-        Self { automations, handler_timeout, pressure }
+        Self { automations, handler_timeout, by_subject, pressure }
     }
 
     /// Whether the process keeps its index of rules up to date.
@@ -53,8 +59,9 @@ impl Part for AutomationPart {
             notes,
         };
         let counts = ProfileCounts::new(seat.config.quotas.quotas());
-        AutomationHandler::new(self.automations.clone(), counts, effects, self.handler_timeout)
-            .into()
+        let automations = self.automations.clone();
+        let (timeout, by_subject) = (self.handler_timeout, self.by_subject);
+        AutomationHandler::new(automations, counts, effects, timeout, by_subject).into()
     }
 
     fn interest(&self) -> Option<Arc<dyn Interest>> {

@@ -303,6 +303,7 @@ fn of_app(error: &AppError) -> Exit {
         | AppError::Handler { .. }
         | AppError::PushUrl { .. }
         | AppError::Filter { .. }
+        | AppError::OrderBy { .. }
         | AppError::Shards { .. }
         | AppError::StreamShared { .. }
         | AppError::Auth(_)

@@ -41,7 +41,7 @@ use built_in::BUILT_IN;
 use crate::id::PipelineName;
 pub use crate::mongo::{MongoUrl, MongoUrlError};
 pub use crate::outbound::headers::HeadersConfig;
-pub use crate::queue::OnOverflow;
+pub use crate::queue::{OnOverflow, OrderBy};
 pub use crate::redis::{RedisUrl, RedisUrlError};
 
 const DEFAULT_TOML: &str = include_str!("default.toml");

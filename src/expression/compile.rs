@@ -44,6 +44,17 @@ impl Filter {
     /// When it is beyond a bound or not CEL; where it is wrong at one place, the message has line
     /// and column.
     pub fn compile(text: &str, sees: Sees) -> Result<Self, FilterError> {
+        match Self::compile_any(text, sees)? {
+            (filter, Some(cel::Value::Bool(_)) | None) => Ok(filter),
+            (_, Some(other)) => Err(FilterError::NotBoolean(shown(&other))),
+        }
+    }
+
+    /// Compiles an expression of any type. Returns also what it gives for a sample event, if anything.
+    pub(super) fn compile_any(
+        text: &str,
+        sees: Sees,
+    ) -> Result<(Self, Option<cel::Value>), FilterError> {
         if text.len() > FILTER_MAX_BYTES {
             return Err(FilterError::TooLong(text.len()));
         }
@@ -64,8 +75,8 @@ impl Filter {
                 let at = Position::of(text, offset);
                 Err(FilterError::Unknown { name, at, known: sees.spoken() })
             }
-            Ok(cel::Value::Bool(_)) | Err(Refusal::Other(_)) => Ok(filter),
-            Ok(other) => Err(FilterError::NotBoolean(shown(&other))),
+            Err(Refusal::Other(_)) => Ok((filter, None)),
+            Ok(value) => Ok((filter, Some(value))),
         }
     }
 

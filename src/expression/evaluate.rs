@@ -119,6 +119,14 @@ impl Filter {
     /// # Errors
     /// If the expression fails on them, for example on a missing field, or would take too long.
     pub fn matches(&self, facts: &Facts) -> Result<bool, FilterError> {
+        match self.evaluate(facts)? {
+            cel::Value::Bool(answer) => Ok(answer),
+            other => Err(FilterError::NotBoolean(shown(&other))),
+        }
+    }
+
+    /// What the expression gives for the facts.
+    pub(super) fn evaluate(&self, facts: &Facts) -> Result<cel::Value, FilterError> {
         let steps = self.shape.steps(facts);
         let spent = facts.spent.get().saturating_add(steps);
         if steps > FILTER_MAX_STEPS || spent > EVENT_MAX_STEPS {
@@ -126,8 +134,7 @@ impl Filter {
         }
         facts.spent.set(spent);
         match self.answer(facts) {
-            Ok(cel::Value::Bool(answer)) => Ok(answer),
-            Ok(other) => Err(FilterError::NotBoolean(shown(&other))),
+            Ok(value) => Ok(value),
             Err(Refusal::Unknown(name)) => {
                 let at = Position { line: 1, column: 1 };
                 Err(FilterError::Unknown { name, at, known: self.sees.spoken() })

@@ -10,11 +10,13 @@ mod glob;
 mod walk;
 
 use std::fmt;
+use std::sync::Arc;
 
 use cel::Program;
 
 pub use self::evaluate::Facts;
 pub use self::glob::Glob;
+use crate::event::Event;
 
 /// Maximum length of a filter, in bytes.
 pub const FILTER_MAX_BYTES: usize = 4_096;
@@ -124,6 +126,38 @@ pub enum FilterError {
     /// It does not answer yes or no.
     #[error("the filter must answer true or false, not {0}")]
     NotBoolean(String),
+    /// It does not give a text.
+    #[error("it must give a text, not {0}")]
+    NotText(String),
+}
+
+/// A CEL expression over an event that gives a text, such as an ordering key.
+#[derive(Debug)]
+pub struct TextExpression(Filter);
+
+impl TextExpression {
+    /// Compiles an expression such as `event.data.order`.
+    ///
+    /// # Errors
+    /// As [`Filter::compile`]; its messages call every expression a filter.
+    pub fn compile(text: &str) -> Result<Self, FilterError> {
+        match Filter::compile_any(text, Sees::Event)? {
+            (filter, Some(cel::Value::String(_)) | None) => Ok(Self(filter)),
+            (_, Some(other)) => Err(FilterError::NotText(evaluate::shown(&other))),
+        }
+    }
+
+    /// The text for an event.
+    ///
+    /// # Errors
+    /// If the expression fails on it, for example on a missing field, gives no text, or would take too
+    /// long.
+    pub fn text(&self, event: &Event) -> Result<Arc<String>, FilterError> {
+        match self.0.evaluate(&Facts::of(event)?)? {
+            cel::Value::String(text) => Ok(text),
+            other => Err(FilterError::NotText(evaluate::shown(&other))),
+        }
+    }
 }
 
 impl FilterError {

@@ -1,6 +1,7 @@
 //! Parsed identifiers. Text from outside is converted to one of these types once, at the edge; all
 //! other code relies on their bounds.
 
+mod lane;
 mod number;
 
 use std::fmt;
@@ -12,6 +13,7 @@ use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use xxhash_rust::xxh3::xxh3_64;
 
+pub use self::lane::{LANES, Lane};
 pub use self::number::{
     Fence, LetterId, LetterIdError, Offset, OffsetError, Sequence, Shard, ShardCount,
 };

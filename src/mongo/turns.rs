@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::OwnedMutexGuard;
 
-use crate::id::BotId;
+use crate::id::{BotId, Lane};
 
 /// Minimum number of bots in the map before bots without a write are removed.
 const SWEEP_MIN: usize = 64;
@@ -18,7 +18,7 @@ pub(crate) struct Turns(Arc<Mutex<Bots>>);
 
 #[derive(Default)]
 struct Bots {
-    gates: HashMap<BotId, Arc<tokio::sync::Mutex<()>>>,
+    gates: HashMap<(BotId, Option<Lane>), Arc<tokio::sync::Mutex<()>>>,
     /// The number of bots at which those without a write are removed next.
     sweep_at: usize,
 }
@@ -48,17 +48,26 @@ impl Turns {
     /// # Cancel safety
     /// The place in the line is lost.
     pub(crate) async fn of(&self, bot: &BotId) -> Turn {
-        let gate = self.gate(bot);
+        self.of_lane(bot, None).await
+    }
+
+    /// The same for the events of one lane of the bot. In a process, either the lanes of a bot have
+    /// turns, or the bot has.
+    ///
+    /// # Cancel safety
+    /// The place in the line is lost.
+    pub(crate) async fn of_lane(&self, bot: &BotId, lane: Option<Lane>) -> Turn {
+        let gate = self.gate(bot, lane);
         Turn(Arc::new(gate.lock_owned().await))
     }
 
-    fn gate(&self, bot: &BotId) -> Arc<tokio::sync::Mutex<()>> {
+    fn gate(&self, bot: &BotId, lane: Option<Lane>) -> Arc<tokio::sync::Mutex<()>> {
         let mut bots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if bots.gates.len() >= bots.sweep_at.max(SWEEP_MIN) {
             bots.gates.retain(|_, gate| Arc::strong_count(gate) > 1);
             bots.sweep_at = 2 * bots.gates.len();
         }
-        Arc::clone(bots.gates.entry(bot.clone()).or_default())
+        Arc::clone(bots.gates.entry((bot.clone(), lane)).or_default())
     }
 }
 

@@ -18,7 +18,7 @@ use crate::telemetry::{Outage, Recovered};
 
 /// Maximum number of bytes of a slice, unless its first event alone has more: a bot with large events
 /// must not use up the memory of the process.
-const SLICE_BYTES: usize = 4 << 20;
+pub(super) const SLICE_BYTES: usize = 4 << 20;
 
 /// The log state of claims and reads that fail, shared by all pipelines.
 static CLAIMS: Outage = Outage::shared();

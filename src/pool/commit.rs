@@ -86,6 +86,7 @@ impl Item {
             cost: 1,
             exceptions: Vec::new(),
             leaving: None,
+            aside: None,
         };
         let shard = bot.shard(crate::id::ShardCount::new(1).expect("in bounds"));
         Self::new(shard, completion, Instant::now()).0

@@ -15,6 +15,7 @@ mod claim;
 mod commit;
 mod deferral;
 mod estimate;
+mod lanes;
 mod occupancy;
 pub(crate) mod open;
 mod places;
@@ -41,6 +42,7 @@ use self::claim::{by_holder, claim};
 use self::commit::Commits;
 use self::deferral::Deferral;
 use self::estimate::Estimate;
+pub(crate) use self::lanes::Lanes;
 use self::occupancy::Occupancy;
 pub(crate) use self::places::{Places, Reserved};
 use self::retry::{Backoff, RetryBudget};
@@ -112,6 +114,8 @@ pub(crate) struct Work {
     pub(crate) limits: BotsLimits,
     /// The stores that the handler needs, except Redis: measure how slow they are.
     pub(crate) stores: Vec<Arc<Pressure>>,
+    /// The ordering keys below the bot; `None`: each bot has one order.
+    pub(crate) lanes: Option<Arc<Lanes>>,
 }
 
 /// The shared state of a pool.
@@ -142,6 +146,8 @@ pub(crate) struct Shared {
     retries: RetryBudget,
     /// The stores that the handler needs, except Redis: measure how slow they are.
     stores: Vec<Arc<Pressure>>,
+    /// The ordering keys below the bot; `None`: each bot has one order.
+    lanes: Option<Arc<Lanes>>,
     /// The time since which every slice found its target unavailable.
     unavailable_since: Mutex<Option<Instant>>,
     /// Limits the log line about failures that are retried.
@@ -221,7 +227,7 @@ pub(crate) struct Pool {
 impl Pool {
     /// Creates the pool and starts its committer. The `link` of `queue` is a hot path.
     pub(crate) fn new(queue: Queue, settings: Settings, work: Work, shutdown: Shutdown) -> Self {
-        let Work { handler, environment, signing_key, meter, limits, stores } = work;
+        let Work { handler, environment, signing_key, meter, limits, stores, lanes } = work;
         let total = Total::new(limits.total).map(Arc::new);
         let metrics = PipelineMetrics::new(queue.name());
         let patient = limits.general.rate.is_some();
@@ -250,6 +256,7 @@ impl Pool {
             oldest_us: AtomicU64::new(0),
             retries: RetryBudget::new(),
             stores,
+            lanes,
             unavailable_since: Mutex::new(None),
             warned: OncePerMinute::new(),
             lost: OncePerMinute::new(),

@@ -332,6 +332,7 @@ impl Open<'_> {
             cost: settlement.n as u64,
             exceptions: settlement.exceptions.clone(),
             leaving: None,
+            aside: None,
         };
         let (keys, dead_max) = (queue.keys(queue.shard_of(bot)), queue.limits().dead_max);
         let (ledger, items) = (queue.ledger().is_some(), std::slice::from_ref(&item));

@@ -156,6 +156,7 @@ impl Reserved {
                 fence: taken.fence,
                 start: taken.start,
                 attempts: taken.attempts,
+                aside: taken.aside,
                 own: taken.own,
                 queued_bytes,
             };

@@ -7,7 +7,7 @@ use tracing::{debug, warn};
 
 use crate::event::Event;
 use crate::handler::{Failure, FailureKind, Outcome, Outcomes};
-use crate::id::{BotId, PipelineName, Sequence};
+use crate::id::{BotId, Lane, PipelineName, Sequence};
 use crate::metrics::PipelineMetrics;
 use crate::pool::retry::Backoff;
 use crate::queue::{Noted, Queue};
@@ -28,6 +28,8 @@ pub(super) enum Fitness {
     Expired(String),
     /// The event is unreadable, or has used all attempts: it becomes a dead letter.
     Spent(String),
+    /// Its lane is set aside: it leaves the queue for the list of the lane.
+    Aside(Lane),
 }
 
 /// Counts for the metrics.
@@ -41,6 +43,14 @@ pub(super) struct Tally {
 }
 
 impl Tally {
+    pub(super) fn add(&mut self, other: Self) {
+        self.done += other.done;
+        self.dead += other.dead;
+        self.expired += other.expired;
+        self.later += other.later;
+        self.retried += other.retried;
+    }
+
     /// Counts these events, and for each settled event the time from its arrival in the queue to
     /// `now`.
     pub(super) fn record(
@@ -199,9 +209,24 @@ pub(super) fn settle(
             }
         }
     };
-    for (index, fitness) in slice[..n].iter().enumerate() {
+    leave(&slice[..n], policy.attempts.counted(), &mut exceptions, &mut tally);
+    Settlement { n, settled, mode, exceptions, tally, failure }
+}
+
+/// Adds the exceptions for the events of a slice that leave the queue without a handler.
+pub(super) fn leave(
+    slice: &[Fitness],
+    attempts: u32,
+    exceptions: &mut Vec<Exception>,
+    tally: &mut Tally,
+) {
+    for (index, fitness) in slice.iter().enumerate() {
         let reason = match fitness {
             Fitness::Fit => continue,
+            Fitness::Aside(lane) => {
+                exceptions.push(Exception { index, fate: Fate::Lane(*lane) });
+                continue;
+            }
             Fitness::Expired(reason) => {
                 tally.expired += 1;
                 reason
@@ -211,10 +236,9 @@ pub(super) fn settle(
                 reason
             }
         };
-        let fate = Fate::Dead { reason: shorten(reason), attempts: policy.attempts.counted() };
+        let fate = Fate::Dead { reason: shorten(reason), attempts };
         exceptions.push(Exception { index, fate });
     }
-    Settlement { n, settled, mode, exceptions, tally, failure }
 }
 
 /// The dead letters of a slice: logged once per slice, however many there are.
@@ -235,7 +259,7 @@ pub(super) fn given_up(slice: &[Fitness], exceptions: &[Exception]) -> Option<Gi
             None
         }
         Fate::Dead { reason, attempts } => Some((exception.index, reason, *attempts)),
-        Fate::Later { .. } => None,
+        Fate::Later { .. } | Fate::Lane(_) => None,
     });
     let (index, reason, attempts) = dead.next()?;
     let reason = reason.as_str().into();

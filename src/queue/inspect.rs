@@ -211,6 +211,7 @@ impl Queue {
             pipe.cmd("SISMEMBER").arg(keys.paused()).arg(id);
             pipe.cmd("HGET").arg(&keys.weight).arg(id);
             pipe.cmd("ZSCORE").arg(&keys.slow).arg(id);
+            pipe.cmd("HGET").arg(keys.held()).arg(format!("a{id}"));
         }
         let values = self.link().run_checked("view", &pipe).await?;
         let mut reply = self.read("view", Reply::new(Value::Array(values)))?;
@@ -307,7 +308,7 @@ fn view_bot(
     reply: &mut Reply,
     now: Duration,
 ) -> Result<BotView, ReplyError> {
-    let depth = reply.number()?;
+    let depth: u64 = reply.number()?;
     let ready = reply.bytes()?.is_some();
     let until = reply.bytes()?;
     let own = reply.text()?;
@@ -317,6 +318,8 @@ fn view_bot(
     let limits = BotLimits::parse(&limits)
         .ok_or_else(|| ReplyError::unexpected("the limits of a bot", &limits))?;
     let slow = reply.score()?;
+    // Events in lanes that are set aside are queued, too.
+    let depth = depth + reply.optional::<u64>()?.unwrap_or(0);
     let numbers =
         |text: &str| -> Vec<u64> { text.split('|').filter_map(|part| part.parse().ok()).collect() };
     let state = match (own.is_empty(), until.is_some(), paused, ready) {

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use crate::id::{BotId, Fence, Shard};
 use crate::rate::BotLimits;
+use crate::redis::aside::Aside;
 use crate::redis::scripts::{Attempts, Completion, Exception, Grant, Mode};
 
 /// Maximum duration of a lease before its holder confirms it, regardless of `lease_ttl`. It is
@@ -48,6 +49,8 @@ pub struct Lease {
     run: Arc<str>,
     /// Failures and lost leases since the bot's last progress.
     pub attempts: Attempts,
+    /// The bot's lanes that are set aside.
+    pub aside: Aside,
     /// What is set for the bot: its share, its rate.
     pub own: BotLimits,
     /// Bytes of the bot's queued events when the lease was granted; 0 if they are few and small.
@@ -66,13 +69,14 @@ impl Lease {
     /// The lease that the call `sent` requested for `ttl`.
     #[must_use]
     pub fn new(grant: Grant, run: Arc<str>, shard: Shard, sent: Sent, ttl: Duration) -> Self {
-        let Grant { bot, fence, attempts, own, queued_bytes, .. } = grant;
+        let Grant { bot, fence, attempts, aside, own, queued_bytes, .. } = grant;
         let mut lease = Self {
             bot,
             shard,
             fence,
             run,
             attempts,
+            aside,
             own,
             queued_bytes,
             removed: 0,
@@ -172,6 +176,7 @@ impl Lease {
             cost,
             exceptions,
             leaving: None,
+            aside: None,
         }
     }
 }

@@ -7,7 +7,8 @@
 //!    effect, or into the dead letters or the delayed events in the same script.
 //! 3. A bot has at most one current lease. A worker that is suspended past its lease may still run
 //!    its handler. It cannot commit, because completions carry the fence.
-//! 4. A retry blocks the queue of that bot, and of no other bot.
+//! 4. A retry blocks the queue of that bot, and of no other bot. With an ordering key (`order_by`), it
+//!    blocks only the events with that key, and 1. holds per bot, pipeline and key.
 //! 5. There is no order across bots.
 //!
 //! The implementation: `lua/claim.lua` (one current lease), `lua/complete.lua` (fence and count),
@@ -25,6 +26,7 @@ mod letters;
 mod list;
 pub(crate) mod memory;
 mod next;
+mod order;
 pub(crate) mod sample;
 pub(crate) mod schedule;
 mod throttled;
@@ -43,6 +45,7 @@ pub use self::lease::{CLAIM_TTL, Lease, MARGIN, Sent};
 pub use self::letters::{DeadGlimpses, DeadPage, PAGE_BYTES};
 pub use self::list::{BotCursor, BotOrder, BotPage, Mark};
 pub use self::next::{EventCursor, EventPage};
+pub use self::order::OrderBy;
 pub use self::throttled::Throttled;
 use crate::event::Event;
 use crate::id::{BotId, PipelineName, Shard, ShardCount};

@@ -12,11 +12,11 @@
 //!
 //! | key | type | meaning |
 //! |---|---|---|
-//! | `fl:{p:s}:meta` | hash | `v` virtual clock µs, `f` last fence, `seq` last sequence, `depth` events queued, `run` server run id, `paused`, `open` leases handed over to receivers |
+//! | `fl:{p:s}:meta` | hash | `v` virtual clock µs, `f` last fence, `seq` last sequence, `depth` events queued, `run` server run id, `paused`, `open` leases handed over to receivers, `lanes` bots with lanes that are set aside |
 //! | `fl:{p:s}:ctl` | sorted set | the control set: ready bots, each once |
 //! | `fl:{p:s}:busy` | sorted set | leased or parked bots → deadline, ms since 1970 |
 //! | `fl:{p:s}:own` | hash | bot → `fence\|acked\|start\|confirmed` of the current lease; confirmed: 0, 1, 2 handed over |
-//! | `fl:{p:s}:att` | hash | bot → `suspect\|lost\|failed\|isolate` since progress |
+//! | `fl:{p:s}:att` | hash | bot → `suspect\|lost\|failed\|isolate` since progress, and its lanes that are set aside |
 //! | `fl:{p:s}:fin` | sorted set | bot → last virtual finish, while ahead of the clock |
 //! | `fl:{p:s}:paused` | set | bots that an operator paused |
 //! | `fl:{p:s}:weight` | hash | what is set for bots: a weight, or `weight\|rate\|burst`; bounded |
@@ -24,9 +24,10 @@
 //! | `fl:{p:s}:slow` | sorted set, TTL | bots whose events wait for tokens → since when, ms |
 //! | `fl:{p:0}:slots` | hash, TTL | process → slices it may have under way, until when |
 //! | `fl:{p:0}:tokens` | string, TTL | when the bucket of the pipeline is full again, µs |
-//! | `fl:{p:s}:held` | hash | what bots hold, for their quotas: `q<bot>` bytes queued; `l<bot>`, `L<bot>` delayed events, their bytes; `d<bot>`, `D<bot>` dead letters, their bytes; `n<bot>`, `N<bot>` pending records of a product, their bytes |
+//! | `fl:{p:s}:held` | hash | what bots hold, for their quotas: `q<bot>` bytes queued; `a<bot>` events of lanes that are set aside; `l<bot>`, `L<bot>` delayed events, their bytes; `d<bot>`, `D<bot>` dead letters, their bytes; `n<bot>`, `N<bot>` pending records of a product, their bytes |
 //! | `fl:{p:s}:hwm` | hash | bus stream → last offset copied into this shard |
 //! | `fl:{p:s}:q:<bot>` | list | the records, oldest at the head |
+//! | `fl:{p:s}:a:<lane>:<bot>` | list | the records of a lane that is set aside, oldest at the head |
 //! | `fl:{p:s}:due` | sorted set | delayed events: id → ms since 1970 |
 //! | `fl:{p:s}:later` | hash | delayed events: id → bot and event |
 //! | `fl:{p:s}:dlq` | stream | dead letters |
@@ -52,7 +53,7 @@
 //! | `fairlane:invalid` | stream | bus entries that could not be read, bounded |
 
 use super::slot::slot_of;
-use crate::id::{BotId, PipelineName, Prefix, Shard};
+use crate::id::{BotId, Lane, PipelineName, Prefix, Shard};
 
 macro_rules! global {
     ($($(#[$doc:meta])* $name:ident $key:literal),+ $(,)?) => {
@@ -288,6 +289,12 @@ impl ShardKeys {
     #[must_use]
     pub fn queue(&self, bot: &BotId) -> String {
         self.of_bot("q:", bot)
+    }
+
+    /// The events of one lane of one bot that is set aside.
+    #[must_use]
+    pub fn lane(&self, lane: Lane, bot: &BotId) -> String {
+        self.of_bot(&format!("a:{lane}:"), bot)
     }
 
     /// When and why the handler of one bot failed last.

@@ -15,6 +15,7 @@
 //! | `link`, `cluster` | send each command to its node, again if its slot was migrated |
 //! | `server`, `primary` | inspection for operators: Redis as a whole, and one of its servers |
 
+pub mod aside;
 mod cluster;
 mod error;
 pub mod keys;

@@ -26,7 +26,7 @@ use mongodb::options::{FindOptions, ReadPreference, SelectionCriteria};
 pub(crate) use self::document::as_stored;
 use self::document::{Write, id_of, ids_of, kept, sequence};
 use crate::automations::profile::Profile;
-use crate::id::{BotId, Sequence};
+use crate::id::{BotId, Lane, Sequence};
 use crate::mongo::client::{ANSWER_TIMEOUT, Mongo, MongoError, Refused};
 use crate::mongo::coalescer::{BatchLimits, Coalescer, Slot};
 use crate::mongo::turns::{Turn, Turns};
@@ -201,8 +201,9 @@ impl SubscriberStore {
 
     /// Waits until the server has finished all writes of this bot that this process sent, including
     /// those that timed out.
-    pub(crate) async fn turn(&self, bot: &BotId) -> Turn {
-        self.turns.of(bot).await
+    /// With a lane, those of events of this lane.
+    pub(crate) async fn turn(&self, bot: &BotId, lane: Option<Lane>) -> Turn {
+        self.turns.of_lane(bot, lane).await
     }
 
     /// Writes the next states, each only if it still follows the stored one. Returns whether all

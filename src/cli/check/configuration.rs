@@ -6,6 +6,7 @@ use crate::config::{AUTOMATION, COUNTER, Config, ConfigError, NOTIFY, PUSH, Pipe
 use crate::expression::{Filter, Sees};
 use crate::id::PipelineName;
 use crate::outbound::CheckedUrl;
+use crate::pool::Lanes;
 use crate::products::is_product;
 
 /// The built-in handlers.
@@ -108,6 +109,16 @@ fn check_pipeline(name: &PipelineName, pipeline: &PipelineConfig) -> Finding {
             error.to_string(),
             "`fairlane serve` does not start with it",
             format!("correct pipelines.{name}.filter"),
+        )
+        .exits(Exit::Usage);
+    }
+    let concurrency = pipeline.concurrency.get();
+    if let Err(error) = Lanes::new(&pipeline.order_by, concurrency) {
+        return Finding::fail(
+            check,
+            error.to_string().replace("the filter", "the expression"),
+            "`fairlane serve` does not start with it",
+            format!("correct pipelines.{name}.order_by"),
         )
         .exits(Exit::Usage);
     }

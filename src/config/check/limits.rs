@@ -18,6 +18,8 @@ pub(in super::super) const TOKEN_WEIGHT: (u64, u64) = (0, crate::config::WEIGHT_
 /// Events of a bot at once, and slices of a pipeline; 0: the default.
 pub(in super::super) const BURST: u64 = crate::rate::BURST_MAX as u64;
 pub(in super::super) const TOTAL_CONCURRENCY: u64 = 100_000;
+/// Ordering keys of a bot at once: not more than it has lanes.
+pub(in super::super) const CONCURRENCY: u64 = crate::id::LANES as u64;
 /// What a bot may hold.
 pub(in super::super) const HELD: (u64, u64) = (0, 1_000_000_000_000);
 pub(in super::super) const HOST_RATE: (u64, u64) = (0, 1_000_000);

@@ -7,7 +7,7 @@ use humantime::format_duration;
 use super::bounds::{HOUR, MILLISECOND, SECOND, TEN_YEARS, WEEK, at_least, names, number, within};
 use super::{Fault, limits};
 use crate::config::built_in::{AUTOMATION, AUTOMATIONS, COUNTER, COUNTERS, NOTIFICATIONS, NOTIFY};
-use crate::config::{OnOverflow, PipelineConfig};
+use crate::config::{OnOverflow, OrderBy, PipelineConfig};
 use crate::id::PipelineName;
 
 const EVENTS_MAX: usize = 1_000;
@@ -61,12 +61,51 @@ fn check_pipeline(
         let problem = "has no effect without a rate; set rate, such as \"10/s\", or remove it";
         return Err(Fault::new(key("burst"), problem).or(key("rate")));
     }
+    check_order(name, p, &key)?;
     check_times(p, &key, grace)?;
     if !(0.0..=1.0).contains(&p.backoff.jitter) {
         let problem = format!("is {}; write a fraction from 0.0 to 1.0", p.backoff.jitter);
         return Err(Fault::new(key("backoff.jitter"), problem));
     }
     Ok(())
+}
+
+/// Checks that the ordering key of a pipeline exists, and suits its handler.
+fn check_order(
+    name: &PipelineName,
+    p: &PipelineConfig,
+    key: &impl Fn(&str) -> String,
+) -> Result<(), Fault> {
+    if matches!(&p.order_by, OrderBy::Key(text) if text.is_empty()) {
+        let remedy = "write \"bot\", \"subject\", or a CEL expression over `event`";
+        return Err(Fault::new(key("order_by"), format!("is empty; {remedy}")));
+    }
+    if p.order_by == OrderBy::Bot {
+        if p.concurrency.get() == 1 {
+            return Ok(());
+        }
+        let problem = format!(
+            "is {}, but the events of a bot have one order; set order_by, such as \"subject\", or remove it",
+            p.concurrency
+        );
+        return Err(Fault::new(key("concurrency"), problem).or(key("order_by")));
+    }
+    if p.total_rate.is_some() {
+        let problem = "is not possible with order_by: events that wait behind a failing one would be counted more than once; remove one of them";
+        return Err(Fault::new(key("total_rate"), problem).or(key("order_by")));
+    }
+    let why = match (name.as_str(), &p.order_by) {
+        (COUNTERS, _) => "the store counts the views of a bot by one sequence, in order; remove it",
+        (NOTIFICATIONS, _) => {
+            "notifications keep no order, because each is due at its own time; remove it"
+        }
+        (AUTOMATIONS, OrderBy::Key(_)) => {
+            "a profile takes the events of its subscriber in order; write \"subject\", or remove it"
+        }
+        _ => return Ok(()),
+    };
+    let problem = format!("is not possible here: {why}");
+    Err(Fault::new(key("order_by"), problem))
 }
 
 /// Checks that a built-in pipeline and its handler are used together. Returns whether this is that

@@ -5,7 +5,8 @@ use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use super::reader::Reader;
 use crate::config::check::limits;
 use crate::config::{
-    BackoffConfig, ConfigError, DeadConfig, OnOverflow, PipelineConfig, Start, WorkersConfig,
+    BackoffConfig, ConfigError, DeadConfig, OnOverflow, OrderBy, PipelineConfig, Start,
+    WorkersConfig,
 };
 use crate::outbound::{CheckedUrl, Policy};
 
@@ -37,6 +38,8 @@ pub(super) fn pipeline(read: &Reader<'_>) -> Result<PipelineConfig, ConfigError>
             "on_overflow",
             &[("dead", OnOverflow::Dead), ("drop_new", OnOverflow::DropNew)],
         )?,
+        order_by: OrderBy::parse(read.text("order_by")),
+        concurrency: read.positive("concurrency", limits::CONCURRENCY)?,
         rate: super::limits::rate(read, "rate")?,
         burst: NonZeroU32::new(read.count("burst", (0, limits::BURST))?),
         total_rate: super::limits::rate(read, "total_rate")?,

@@ -4,7 +4,7 @@ use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::time::Duration;
 
 use crate::clock::millis;
-use crate::config::{OnOverflow, load};
+use crate::config::{OnOverflow, OrderBy, load};
 use crate::id::ShardCount;
 use crate::outbound::CheckedUrl;
 use crate::queue::FAIR_SLICE_US;
@@ -48,6 +48,11 @@ pub struct PipelineConfig {
     pub max_queue: Option<NonZeroU64>,
     /// What happens to an event beyond [`Self::max_queue`].
     pub on_overflow: OnOverflow,
+    /// What keeps the order of its events.
+    pub order_by: OrderBy,
+    /// Maximum number of ordering keys of one bot that are handled at once: 1 to 64. Above 1 only if
+    /// [`Self::order_by`] is below the bot.
+    pub concurrency: NonZeroUsize,
     /// Maximum rate of the events of one bot. `None`: no limit.
     pub rate: Option<Rate>,
     /// Maximum number of events of one bot at once: 1 to 1,000,000. `None`: those of one second.

@@ -32,6 +32,17 @@ impl Worker {
         let shared = &self.shared;
         let unavailable = matches!(&answer, Err(failure) if failure.is_unavailable());
         let unavailable = shared.unavailable_for(unavailable);
+        self.settle_after(slice, answer, unavailable)
+    }
+
+    /// Settles a slice. `unavailable`: how long its target has been unavailable.
+    pub(super) fn settle_after(
+        &self,
+        slice: &[Fitness],
+        answer: Result<Outcomes, Failure>,
+        unavailable: Duration,
+    ) -> Settlement {
+        let shared = &self.shared;
         if self.lease.attempts.counted() == 0 {
             shared.retries.earn(slice.len());
         }
@@ -66,16 +77,8 @@ impl Worker {
     ) {
         let exceptions = std::mem::take(&mut settlement.exceptions);
         let Settlement { n, settled, mode, tally, ref failure, .. } = settlement;
-        if let Some(reason) = failure
-            && mode != Mode::Release
-        {
-            let (pipeline, bot) = (self.shared.queue.name(), &self.lease.bot);
-            if let Some(suppressed) = self.shared.warned.take() {
-                warn!(%pipeline, %bot, reason, suppressed,
-                    "the handler failed, and is tried again; more such within a minute are only counted");
-            } else {
-                debug!(reason, ?mode, "the slice is tried again");
-            }
+        if let Some(reason) = failure {
+            self.log_retry(reason, mode);
         }
         let mode = self.rest_without_tokens(mode);
         let given_up = given_up(fitness, &exceptions);
@@ -123,6 +126,20 @@ impl Worker {
         }
     }
 
+    /// Logs why a slice is tried again, if it is.
+    pub(super) fn log_retry(&self, reason: &str, mode: Mode) {
+        if mode == Mode::Release {
+            return;
+        }
+        let (pipeline, bot) = (self.shared.queue.name(), &self.lease.bot);
+        if let Some(suppressed) = self.shared.warned.take() {
+            warn!(%pipeline, %bot, reason, suppressed,
+                "the handler failed, and is tried again; more such within a minute are only counted");
+        } else {
+            debug!(reason, ?mode, "the slice is tried again");
+        }
+    }
+
     /// Whether the completion may wait for others: see [`super::super::shelf`]. A slice that took long
     /// is worth a call of its own.
     fn may_wait(&self, n: usize, mode: Mode, exceptions: &[Exception], took: Duration) -> bool {
@@ -149,7 +166,7 @@ impl Worker {
         self.unfit.iter().find(|(place, _)| *place == index).map(|(_, event)| event)
     }
 
-    async fn commit(&self, completion: Completion) -> Committed {
+    pub(super) async fn commit(&self, completion: Completion) -> Committed {
         let deadline = self.lease.deadline();
         self.shared.commits.commit(self.lease.shard, completion, deadline).await
     }
@@ -218,13 +235,18 @@ impl Worker {
 
     /// Records the duration of the handler.
     pub(super) fn observe(&self, slice: &Slice, took: Duration) {
+        self.observe_events(slice.events.len(), took);
+    }
+
+    /// Records the duration of a handler that got this number of events.
+    pub(super) fn observe_events(&self, events: usize, took: Duration) {
         self.shared.metrics.handle_seconds.record(took.as_secs_f64());
         #[expect(clippy::cast_precision_loss, reason = "a slice has at most 5,000 events")]
-        self.shared.metrics.slice_events.record(slice.events.len() as f64);
-        self.shared.estimate.observe(took, slice.events.len());
+        self.shared.metrics.slice_events.record(events as f64);
+        self.shared.estimate.observe(took, events);
         if self.shared.handler.mostly_waits() {
             let time = self.shared.settings.slice_time;
-            self.shared.estimate.observe_wait(took, slice.events.len(), time);
+            self.shared.estimate.observe_wait(took, events, time);
         }
     }
 

@@ -8,7 +8,9 @@
 //! When a renewal is refused, or none is confirmed before the local deadline, the handler is
 //! cancelled and nothing is committed: another worker may have the lease.
 
+mod aside;
 mod finish;
+mod lanes;
 mod throttle;
 
 use std::ops::ControlFlow;
@@ -16,6 +18,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::SemaphorePermit;
 use tokio::time::Instant;
 use tracing::{Instrument as _, debug, debug_span, warn};
 
@@ -28,7 +31,7 @@ use crate::event::Event;
 use crate::handler::{Answer, Delivery, Failure, Outcomes, Slice};
 use crate::queue::capability::Capability;
 use crate::queue::{self, Lease};
-use crate::redis::scripts::Mode;
+use crate::redis::scripts::{AsideChange, Mode};
 
 /// A claimed bot that finds no free worker for this long is given back: another process may have
 /// one.
@@ -62,6 +65,7 @@ pub(super) async fn run(
         place: Some(place),
         claimed_at,
         next_token: None,
+        noted: None,
     };
     worker.run(records).instrument(span).await;
 }
@@ -81,6 +85,8 @@ struct Worker {
     claimed_at: Instant,
     /// When the bot has its next token, if it has none.
     next_token: Option<Instant>,
+    /// What each renewal notes for the lanes that are set aside.
+    noted: Option<AsideChange>,
 }
 
 /// How the handling ended.
@@ -96,7 +102,16 @@ enum Ended {
 }
 
 impl Worker {
-    async fn run(mut self, records: Vec<Vec<u8>>) {
+    async fn run(self, records: Vec<Vec<u8>>) {
+        if self.shared.lanes.is_some() || !self.lease.aside.is_empty() {
+            self.run_lanes(records).await;
+        } else {
+            self.run_in_order(records).await;
+        }
+    }
+
+    /// Handles all events one after the other.
+    async fn run_in_order(mut self, records: Vec<Vec<u8>>) {
         let (mut slice, mut events) = self.sort_out(records);
         if self.shared.handler.is_remote() {
             without_gaps(&mut slice, &mut events);
@@ -186,37 +201,44 @@ impl Worker {
         (slice, events)
     }
 
-    /// Waits for a free worker and runs the handler, renewing the lease meanwhile.
-    async fn handle(&mut self, slice: &mut Slice, took: &mut Duration) -> Ended {
-        let shared = Arc::clone(&self.shared);
+    /// Waits until the handler may start: for a free worker, which is returned, and for tokens.
+    async fn admit<'a>(
+        &mut self,
+        shared: &'a Shared,
+        slice: &mut Slice,
+    ) -> Result<SemaphorePermit<'a>, Ended> {
         let free = tokio::time::timeout(PATIENCE, shared.workers.acquire());
-        let _worker = match self.while_held(free).await {
-            Ok(Ok(Ok(worker))) => worker,
-            // No worker became free, or the semaphore is closed, which never happens.
-            Ok(_) => return Ended::NotHandled,
-            Err(ended) => return ended,
-        };
+        // No worker became free, or the semaphore is closed, which never happens.
+        let Ok(Ok(worker)) = self.while_held(free).await? else { return Err(Ended::NotHandled) };
         if shared.shutdown.soft.is_cancelled() {
-            return Ended::NotHandled;
+            return Err(Ended::NotHandled);
         }
         if !self.lease.is_held() {
             // A process that was frozen reaches this point before its timers fire.
-            return Ended::LeaseLost;
+            return Err(Ended::LeaseLost);
         }
         let connection = shared.queue.link().connection(shared.queue.keys(self.lease.shard));
         if !self.lease.is_fresh(connection) {
             let confirmed = tokio::select! {
                 biased;
-                () = shared.shutdown.hard.cancelled() => return Ended::NotHandled,
+                () = shared.shutdown.hard.cancelled() => return Err(Ended::NotHandled),
                 confirmed = self.confirm() => confirmed,
             };
             if !confirmed {
-                return Ended::LeaseLost;
+                return Err(Ended::LeaseLost);
             }
         }
-        if let Err(ended) = self.take_tokens(slice).await {
-            return ended;
-        }
+        self.take_tokens(slice).await?;
+        Ok(worker)
+    }
+
+    /// Waits for a free worker and runs the handler, renewing the lease meanwhile.
+    async fn handle(&mut self, slice: &mut Slice, took: &mut Duration) -> Ended {
+        let shared = Arc::clone(&self.shared);
+        let _worker = match self.admit(&shared, slice).await {
+            Ok(worker) => worker,
+            Err(ended) => return ended,
+        };
         let _busy = shared.busy();
         let started = Instant::now();
         slice.deadline = started + shared.settings.slice_time;
@@ -233,12 +255,7 @@ impl Worker {
                 Ended::HandedOver
             }
             Ok(Ok(Err(failure))) => Ended::Answered(Err(failure)),
-            Ok(Err(_)) => {
-                let limit = humantime::format_duration(timeout);
-                Ended::Answered(Err(Failure::unknown(format!(
-                    "the handler took longer than {limit} (handler_timeout)"
-                ))))
-            }
+            Ok(Err(_)) => Ended::Answered(Err(too_long(timeout))),
             Err(ended) => ended,
         }
     }
@@ -350,7 +367,8 @@ impl Worker {
         let ttl = self.shared.settings.lease_ttl;
         let sent = self.shared.sending(self.lease.shard);
         let deadline = self.lease.deadline();
-        let renewal = self.lease.renewal(ttl);
+        let mut renewal = self.lease.renewal(ttl);
+        renewal.aside.clone_from(&self.noted);
         match self.shared.commits.commit(self.lease.shard, renewal, deadline).await {
             Committed::Done | Committed::Full => {
                 self.lease.extend(sent, ttl);
@@ -393,6 +411,11 @@ impl Worker {
             debug!(%bot, %fence, "the lease was lost before its slice was completed");
         }
     }
+}
+
+fn too_long(timeout: Duration) -> Failure {
+    let limit = humantime::format_duration(timeout);
+    Failure::unknown(format!("the handler took longer than {limit} (handler_timeout)"))
 }
 
 /// Cuts a slice so that the events to handle are consecutive: either the unfit events at its head,

@@ -10,6 +10,7 @@ use super::{Attempts, Call, Index, Limits, Postings, Queued, evalsha};
 use crate::id::{BotId, Fence, Offset, Prefix, Sequence};
 use crate::quotas::Quotas;
 use crate::rate::BotLimits;
+use crate::redis::aside::Aside;
 use crate::redis::keys::{self, ShardKeys};
 use crate::redis::reply::{Reply, ReplyError};
 
@@ -71,6 +72,8 @@ pub struct TakenLease {
     pub start: u64,
     /// Failures and lost leases since the bot's last progress.
     pub attempts: Attempts,
+    /// Its lanes that are set aside.
+    pub aside: Aside,
     /// What is set for the bot: its share, its rate.
     pub own: BotLimits,
 }
@@ -83,13 +86,17 @@ impl Taken {
         let run = reply.text()?.into();
         let mut leases = Vec::with_capacity(reply.len() / 7);
         while reply.len() > 0 {
+            let (place, before, events) = (reply.number()?, reply.number()?, reply.number()?);
+            let (fence, start) = (Fence::new(reply.number()?), reply.number()?);
+            let (attempts, aside) = Attempts::read(reply)?;
             leases.push(TakenLease {
-                place: reply.number()?,
-                before: reply.number()?,
-                events: reply.number()?,
-                fence: Fence::new(reply.number()?),
-                start: reply.number()?,
-                attempts: Attempts::read(reply)?,
+                place,
+                before,
+                events,
+                fence,
+                start,
+                attempts,
+                aside,
                 own: own_limits(reply)?,
             });
         }

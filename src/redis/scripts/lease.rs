@@ -6,10 +6,12 @@ use redis::{Cmd, Value};
 
 use super::ledger::add_leaving;
 use super::{Call, Index, evalsha};
-use crate::id::{BotId, Fence};
+
+use crate::id::{BotId, Fence, Lane};
 use crate::ledger::Leaving;
 use crate::quotas::Quotas;
 use crate::rate::BotLimits;
+use crate::redis::aside::Aside;
 use crate::redis::keys::ShardKeys;
 use crate::redis::reply::{Reply, ReplyError};
 
@@ -68,6 +70,8 @@ pub struct Grant {
     pub attempts: Attempts,
     /// What is set for the bot: its share, its rate.
     pub own: BotLimits,
+    /// Its lanes that are set aside.
+    pub aside: Aside,
     /// Bytes of its queued events; 0 if they are few and small.
     pub queued_bytes: u64,
 }
@@ -104,13 +108,15 @@ impl Attempts {
         self != Self::default()
     }
 
-    /// Reads a field of the hash `att`; empty: none.
-    pub(super) fn read(reply: &mut Reply) -> Result<Self, ReplyError> {
+    /// Reads a field of the hash `att`, with the lanes that are set aside; empty: none.
+    pub(super) fn read(reply: &mut Reply) -> Result<(Self, Aside), ReplyError> {
         let text = reply.text()?;
-        Self::parse(&text).ok_or_else(|| ReplyError::unexpected("att", &text))
+        let aside = text.splitn(5, '|').nth(4).map_or_else(|| Some(Aside::default()), Aside::parse);
+        let read = Self::parse(&text).zip(aside);
+        read.ok_or_else(|| ReplyError::unexpected("att", &text))
     }
 
-    /// Parses a field of the hash `att`; empty: none.
+    /// Parses a field of the hash `att`, without its lanes; empty: none.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         if text.is_empty() {
             return Some(Self::default());
@@ -151,11 +157,14 @@ impl Call for Claim<'_> {
         };
         while reply.len() > 0 {
             let bot = reply.text()?;
+            let (fence, start) = (Fence::new(reply.number()?), reply.number()?);
+            let (attempts, aside) = Attempts::read(&mut reply)?;
             claimed.leases.push(Grant {
                 bot: BotId::parse(&bot).map_err(|_| ReplyError::unexpected("a bot id", &bot))?,
-                fence: Fence::new(reply.number()?),
-                start: reply.number()?,
-                attempts: Attempts::read(&mut reply)?,
+                fence,
+                start,
+                attempts,
+                aside,
                 own: own_limits(&mut reply)?,
                 queued_bytes: reply.number()?,
             });
@@ -232,6 +241,19 @@ pub enum Fate {
         /// The due time.
         at_ms: u64,
     },
+    /// To the end of the list of its lane, which is set aside. It stays queued.
+    Lane(Lane),
+}
+
+/// A change of the lanes of a bot that are set aside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AsideChange {
+    /// Those that are set aside from now on.
+    pub aside: Aside,
+    /// How long a bot without other events waits until the next one is due, ms; 0: it does not wait.
+    pub next_ms: u64,
+    /// The lane whose list has the events to remove; `None`: they are in the queue.
+    pub list: Option<Lane>,
 }
 
 /// One lease to end or to continue.
@@ -257,6 +279,23 @@ pub struct Completion {
     pub exceptions: Vec<Exception>,
     /// The ledger entries of the `n` events, if there is a ledger.
     pub leaving: Option<Leaving>,
+    /// What changes for the lanes that are set aside; `None`: nothing.
+    pub aside: Option<AsideChange>,
+}
+
+impl Completion {
+    /// The lanes whose lists it needs, each once.
+    fn lists(&self) -> Vec<Lane> {
+        let moved = self.exceptions.iter().filter_map(|exception| match exception.fate {
+            Fate::Lane(lane) => Some(lane),
+            _ => None,
+        });
+        let own = self.aside.iter().filter_map(|change| change.list);
+        let mut lists: Vec<Lane> = moved.chain(own).collect();
+        lists.sort_unstable();
+        lists.dedup();
+        lists
+    }
 }
 
 /// `lua/complete.lua`.
@@ -311,7 +350,10 @@ impl Call for Complete<'_> {
     fn command(&self) -> Cmd {
         let keys = self.keys;
         let each = if self.ledger { 5 } else { 1 };
-        let mut cmd = evalsha(Index::complete, 11 + each * self.items.len());
+        let lists: Vec<Vec<Lane>> = self.items.iter().map(Completion::lists).collect();
+        let extra = lists.iter().map(Vec::len).sum::<usize>();
+        let mut first = 11 + each * self.items.len() + 1;
+        let mut cmd = evalsha(Index::complete, first - 1 + extra);
         cmd.arg(&keys.base).arg(&keys.dlq).arg(&keys.due).arg(&keys.later);
         for item in self.items {
             cmd.arg(keys.queue(&item.bot));
@@ -319,8 +361,15 @@ impl Call for Complete<'_> {
                 cmd.arg(&keys.ledger(&item.bot));
             }
         }
+        for (item, lists) in self.items.iter().zip(&lists) {
+            for lane in lists {
+                cmd.arg(keys.lane(*lane, &item.bot));
+            }
+        }
         cmd.arg(self.dead_max).arg(each).arg(self.quotas.general().of_queue());
-        for item in self.items {
+        for (item, lists) in self.items.iter().zip(&lists) {
+            // The place of a list in KEYS.
+            let place = |lane: &Lane| first + lists.binary_search(lane).unwrap_or_default();
             let (mode, ms, bound) = match item.mode {
                 Mode::Keep { ttl_ms } => ("keep", ttl_ms, 0),
                 Mode::Hand { ttl_ms, max } => ("hand", ttl_ms, max),
@@ -331,7 +380,11 @@ impl Call for Complete<'_> {
             cmd.arg(item.bot.as_str()).arg(&*item.run).arg(item.fence.get());
             cmd.arg(item.before).arg(item.n).arg(item.bytes);
             cmd.arg(mode).arg(ms).arg(item.cost).arg(bound).arg(self.quotas.argument(&item.bot));
-            cmd.arg(item.exceptions.len());
+            cmd.arg(item.exceptions.len() + usize::from(item.aside.is_some()));
+            if let Some(AsideChange { aside, next_ms, list }) = &item.aside {
+                let list = list.as_ref().map_or(0, place);
+                cmd.arg(-1).arg("lanes").arg(format!("{next_ms}|{list}")).arg(aside.to_string());
+            }
             for exception in &item.exceptions {
                 cmd.arg(exception.index);
                 match &exception.fate {
@@ -341,11 +394,15 @@ impl Call for Complete<'_> {
                     Fate::Later { at_ms } => {
                         cmd.arg("later").arg(*at_ms).arg("");
                     }
+                    Fate::Lane(lane) => {
+                        cmd.arg("lane").arg(place(lane)).arg("");
+                    }
                 }
             }
             if self.ledger {
                 add_leaving(&mut cmd, item.leaving.as_ref());
             }
+            first += lists.len();
         }
         cmd
     }

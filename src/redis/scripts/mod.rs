@@ -23,8 +23,8 @@ pub use self::copy::{
 };
 pub use self::holdings::{Audit, Audited, DropLetters, Dropping};
 pub use self::lease::{
-    Attempts, Claim, Claimed, Complete, Completed, Completion, Exception, Fate, Grant, Mode,
-    Verdict,
+    AsideChange, Attempts, Claim, Claimed, Complete, Completed, Completion, Exception, Fate, Grant,
+    Mode, Verdict,
 };
 pub use self::ledger::{Postings, Recount};
 pub use self::limits::{Budget, Budgeted, Permit, Permitted, Set};
@@ -32,7 +32,7 @@ pub use self::operate::{
     Beat, Head, Heads, Hold, Note, Pause, Purge, Reconcile, Reconciled, Recover, Redrive, Resume,
     Revoke, Trim,
 };
-pub use self::read::{LetterPortion, Letters, Part, Peek, Peeked, RawLetter, ReadSlice};
+pub use self::read::{LetterPortion, Letters, Part, Peek, Peeked, RawLetter, ReadLane, ReadSlice};
 use super::reply::{Reply, ReplyError};
 use crate::quotas::{NAMES, Quota, QuotaExceeded};
 

@@ -3,7 +3,7 @@
 use redis::{Cmd, Value};
 
 use super::{Call, Index, evalsha};
-use crate::id::{BotId, Offset};
+use crate::id::{BotId, Lane, Offset};
 use crate::redis::keys::ShardKeys;
 use crate::redis::reply::{Reply, ReplyError};
 
@@ -45,8 +45,14 @@ bot_call! {
 
 bot_call! {
     /// `lua/purge.lua`. Returns the number of deleted events.
-    Purge purge, 9, u64,
-    |self, cmd| { cmd.arg(self.keys.queue(self.bot)).arg(self.bot.as_str()); },
+    Purge purge, 73, u64,
+    |self, cmd| {
+        cmd.arg(self.keys.queue(self.bot));
+        for lane in Lane::all() {
+            cmd.arg(self.keys.lane(lane, self.bot));
+        }
+        cmd.arg(self.bot.as_str());
+    },
     |n| { n.unsigned_abs() },
     { /// The bot of the queue.
       bot: &'a BotId }

@@ -4,7 +4,7 @@
 use redis::{Cmd, Value};
 
 use super::{Call, Index, evalsha};
-use crate::id::{BotId, Offset};
+use crate::id::{BotId, Lane, Offset};
 use crate::redis::keys::ShardKeys;
 use crate::redis::reply::{Reply, ReplyError};
 
@@ -106,6 +106,31 @@ impl Call for ReadSlice<'_> {
             records.push(reply.bytes()?.unwrap_or_default());
         }
         Ok(records)
+    }
+}
+
+/// `lua/slice.lua`, for a lane of a bot that is set aside.
+#[derive(Debug)]
+pub struct ReadLane<'a> {
+    /// The lane.
+    pub lane: Lane,
+    /// What to read of it.
+    pub slice: ReadSlice<'a>,
+}
+
+impl Call for ReadLane<'_> {
+    type Reply = Vec<Vec<u8>>;
+    const NAME: &'static str = "slice";
+
+    fn command(&self) -> Cmd {
+        let ReadSlice { keys, bot, limit, bytes } = self.slice;
+        let mut cmd = evalsha(Index::slice, 1);
+        cmd.arg(keys.lane(self.lane, bot)).arg(limit).arg(bytes);
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Vec<Vec<u8>>, ReplyError> {
+        ReadSlice::reply(value)
     }
 }
 

@@ -217,8 +217,21 @@ async fn tell(
 
 #[tokio::test]
 async fn three_processes_killed_at_every_step_of_a_slice_do_each_action_once() {
+    each_action_happens_once(RULES).await;
+}
+
+#[tokio::test]
+async fn subscribers_in_parallel_get_each_action_once_although_processes_are_killed() {
+    let by_subject = [
+        ("pipelines.automations.order_by", "\"subject\""),
+        ("pipelines.automations.concurrency", "4"),
+    ];
+    each_action_happens_once(&[RULES, &by_subject].concat()).await;
+}
+
+async fn each_action_happens_once(settings: &[(&str, &str)]) {
     let stores = Stores::start(Persistence::Always);
-    let nodes = join_all((0..3).map(|_| Node::start(&stores, RULES))).await;
+    let nodes = join_all((0..3).map(|_| Node::start(&stores, settings))).await;
     let client = nodes[0].client();
     for bot in 0..BOTS {
         for (id, rule) in rules() {

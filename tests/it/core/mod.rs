@@ -11,6 +11,7 @@ mod fairness;
 mod fanout;
 mod faults;
 mod hostile_ids;
+mod lanes;
 mod limits;
 mod order;
 mod outbound;

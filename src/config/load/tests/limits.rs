@@ -79,3 +79,45 @@ fn wrong_limits_are_refused_with_their_line_key_and_remedy() {
         assert_eq!(refusal(&text), expected);
     }
 }
+
+#[test]
+fn an_ordering_key_that_cannot_be_used_is_refused_with_its_line_key_and_remedy() {
+    let built_in = |name: &str, settings: &str| format!("[pipelines.{name}]\n{settings}");
+    for (text, expected) in [
+        (
+            pipeline("concurrency = 2"),
+            "f.toml:4: pipelines.p.concurrency is 2, but the events of a bot have one order; set order_by, such as \"subject\", or remove it",
+        ),
+        (
+            pipeline("order_by = \"subject\"\nconcurrency = 65"),
+            "f.toml:5: pipelines.p.concurrency is 65; write a whole number from 1 to 64",
+        ),
+        (
+            pipeline("order_by = \" \""),
+            "f.toml:4: pipelines.p.order_by is empty; write \"bot\", \"subject\", or a CEL expression over `event`",
+        ),
+        (
+            pipeline("order_by = \"subject\"\ntotal_rate = \"1/s\""),
+            "f.toml:5: pipelines.p.total_rate is not possible with order_by: events that wait behind a failing one would be counted more than once; remove one of them",
+        ),
+        (
+            built_in("automations", "order_by = \"event.id\""),
+            "f.toml:2: pipelines.automations.order_by is not possible here: a profile takes the events of its subscriber in order; write \"subject\", or remove it",
+        ),
+        (
+            built_in("counters", "order_by = \"subject\""),
+            "f.toml:2: pipelines.counters.order_by is not possible here: the store counts the views of a bot by one sequence, in order; remove it",
+        ),
+        (
+            built_in("notifications", "order_by = \"subject\""),
+            "f.toml:2: pipelines.notifications.order_by is not possible here: notifications keep no order, because each is due at its own time; remove it",
+        ),
+    ] {
+        assert_eq!(refusal(&text), expected, "{text}");
+    }
+    for fine in ["order_by = \"bot\"", "order_by = \"subject\"\nconcurrency = 64"] {
+        Config::from_toml(&pipeline(fine), "f").unwrap();
+    }
+    let by_subject = built_in("automations", "order_by = \"subject\"\nconcurrency = 8");
+    Config::from_toml(&by_subject, "f").unwrap();
+}

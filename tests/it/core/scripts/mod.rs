@@ -4,6 +4,7 @@ mod bounds;
 mod costs;
 mod delays;
 mod hygiene;
+mod lanes;
 mod limits;
 mod notifications;
 mod servers;
@@ -75,6 +76,7 @@ fn completion(claimed: &Claimed, lease: usize, n: usize, mode: Mode) -> Completi
         cost: 0,
         exceptions: Vec::new(),
         leaving: None,
+        aside: None,
     }
 }
 

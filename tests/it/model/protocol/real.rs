@@ -306,6 +306,7 @@ impl Real {
             cost: unsigned(call.cost),
             exceptions: exceptions.collect(),
             leaving: None,
+            aside: None,
         }
     }
 

@@ -1,0 +1,345 @@
+//! Ordering keys: the events of a bot with the same key are handled in order, and others go on.
+
+mod push;
+mod share;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use fairlane::clock::{Clock as _, SystemClock};
+use fairlane::event::Event;
+use fairlane::handler::{Failure, Handler, Outcomes, Slice};
+use fairlane::id::BotId;
+use fairlane::queue::BotState;
+
+use crate::support::bus::{add, bot};
+use crate::support::config::{STREAM, config};
+use crate::support::fleet::Fleet;
+use crate::support::history::{Outcome, Record};
+use crate::support::instance::{Instance, queue};
+use crate::support::recorder::Log;
+use crate::support::redis::{Options, RedisServer};
+use crate::support::roles::worker::{Effect, Poison};
+use crate::support::wait::eventually;
+
+const LONG: Duration = Duration::from_secs(60);
+/// Gives each last digit of an id a key of its own.
+const BY_DIGIT: &str = "\"event.id.endsWith('0') ? '0' : event.id.endsWith('1') ? '1' : event.id.endsWith('2') ? '2' : event.id.endsWith('3') ? '3' : event.id.endsWith('4') ? '4' : 'other'\"";
+
+fn key(event: u32) -> u32 {
+    (event % 10).min(5)
+}
+
+fn event(bot: &str, subject: &str, id: usize) -> String {
+    serde_json::json!({
+        "specversion": "1.0", "id": id.to_string(), "source": "test", "type": "test",
+        "botid": bot, "subject": subject,
+    })
+    .to_string()
+}
+
+/// The ids of the events that a handler tried, in order.
+type Tried = Arc<Mutex<Vec<String>>>;
+
+/// A handler that tries one event of a slice after the other, and fails at those that `fails` names.
+fn trying(fails: impl Fn(&Event) -> bool + Send + Sync + 'static) -> (Tried, impl Handler) {
+    let tried = Tried::default();
+    let noted = Arc::clone(&tried);
+    let handler = Log::default().handler(move |slice: Slice| {
+        let failed = slice.events.iter().position(|delivery| {
+            noted.lock().unwrap().push(delivery.event.id().to_owned());
+            fails(&delivery.event)
+        });
+        async move {
+            failed.map_or_else(|| Ok(Outcomes::done()), |at| Err(Failure::transient(at, "no")))
+        }
+    });
+    (tried, handler)
+}
+
+fn ids(tried: &Tried) -> Vec<String> {
+    tried.lock().unwrap().clone()
+}
+
+/// What happened to one event.
+#[derive(Debug, Default)]
+struct Handlings {
+    /// When a handling was done for the first time, us.
+    done: Option<u64>,
+    /// The start and the fence of each handling.
+    started: Vec<(u64, u64)>,
+    /// When it was first committed, and under which fence.
+    committed: Option<(u64, u64)>,
+}
+
+/// Judges a run of a fleet: every event is done, per bot and key in order, and none is handled after its
+/// completion. Returns the number of handlings.
+fn judge(fleet: &Fleet, bots: usize, each: u32) -> usize {
+    let mut all: BTreeMap<(String, u32), Handlings> = BTreeMap::new();
+    let mut count = 0;
+    fleet.records(|record| match record {
+        Record::Handled { bot, event, fence, started, ended, outcome, .. } => {
+            count += 1;
+            let seen = all.entry(((*bot).to_owned(), *event)).or_default();
+            seen.started.push((*started, *fence));
+            if *outcome == Outcome::Done {
+                seen.done = Some(seen.done.map_or(*ended, |first| first.min(*ended)));
+            }
+        }
+        Record::Committed { bot, events, fence, at, .. } => {
+            for event in events.iter() {
+                let seen = all.entry(((*bot).to_owned(), *event)).or_default();
+                if seen.committed.is_none_or(|(first, _)| *at < first) {
+                    seen.committed = Some((*at, *fence));
+                }
+            }
+        }
+        Record::Sent { .. } => {}
+    });
+    assert_eq!(all.len(), bots * each as usize, "every event was handled");
+    let mut last: BTreeMap<(&str, u32), (u32, u64)> = BTreeMap::new();
+    for ((bot, event), seen) in &all {
+        let done = seen.done.unwrap_or_else(|| panic!("{bot} {event} was never done"));
+        let first = seen.started.iter().map(|(at, _)| *at).min().unwrap();
+        if let Some((before, done)) = last.insert((bot, key(*event)), (*event, done)) {
+            assert!(done <= first, "{bot}: {event} was handled before {before} was done");
+        }
+        if let Some((at, fence)) = seen.committed {
+            let late = seen.started.iter().find(|(started, by)| *started > at && *by >= fence);
+            assert_eq!(late, None, "{bot} {event} was handled after its completion");
+        }
+    }
+    count
+}
+
+#[tokio::test]
+async fn each_key_keeps_its_order_although_events_fail_and_processes_are_killed_and_frozen() {
+    let settings = [
+        ("pipelines.test.order_by", BY_DIGIT),
+        ("pipelines.test.concurrency", "4"),
+        ("pipelines.test.max_attempts", "1000"),
+        ("pipelines.test.lease_ttl", "\"1s\""),
+    ];
+    let (bots, each) = (6, 150);
+    let mut fleet = Fleet::new(Options::default(), bots, &settings);
+    fleet.behaviour.fail_percent = 10;
+    fleet.behaviour.delay = Duration::from_millis(1);
+    fleet.start(3).await;
+    fleet.publish(each / 2).await;
+    fleet.settles(bots * 20, LONG).await;
+    fleet.workers[0].kill9();
+    fleet.workers[1].sigstop();
+    fleet.publish(each - each / 2).await;
+    fleet.settles(bots * 60, LONG).await;
+    fleet.workers[1].sigcont();
+    fleet.restart(0).await;
+    fleet.drains(LONG).await;
+    let handlings = judge(&fleet, bots, each);
+    assert!(handlings > bots * each as usize, "some failed: {handlings}");
+}
+
+#[tokio::test]
+async fn a_key_that_fails_holds_only_itself_and_becomes_whole_when_it_succeeds() {
+    let server = RedisServer::start(Options::default());
+    let fails = Arc::new(AtomicBool::new(true));
+    let broken = Arc::clone(&fails);
+    let (tried, handler) =
+        trying(move |event| event.subject() == Some("bad") && broken.load(Ordering::Relaxed));
+    let settings =
+        [("pipelines.hold.order_by", "\"subject\""), ("pipelines.hold.max_attempts", "100000")];
+    let instance = Instance::start(&config(&server, "hold", &settings), handler).await;
+    let subjects = ["bad", "ann", "bob", "bad", "ann", "bad"];
+    let events: Vec<String> =
+        (0..60).map(|id| event("shop", subjects[id % subjects.len()], id)).collect();
+    add(&server, STREAM, &events).await;
+    let queue = instance.queue("hold").clone();
+    let shop = BotId::parse("shop").unwrap();
+    let good: BTreeSet<String> = (0..60)
+        .filter(|id| subjects[id % subjects.len()] != "bad")
+        .map(|id| id.to_string())
+        .collect();
+    eventually(LONG, "all others are done, and those of the key wait", async || {
+        let ids: BTreeSet<String> = ids(&tried).into_iter().collect();
+        let view = queue.view_bot(&shop, SystemClock.now()).await.unwrap();
+        good.is_subset(&ids) && view.depth == 30
+    })
+    .await;
+    let bad: Vec<String> = ids(&tried).into_iter().filter(|id| !good.contains(id)).collect();
+    assert!(bad.iter().all(|id| id == "0"), "only its first event was tried: {bad:?}");
+    fails.store(false, Ordering::Relaxed);
+    eventually(LONG, "nothing is left", async || {
+        let view = queue.view_bot(&shop, SystemClock.now()).await.unwrap();
+        view.depth == 0 && view.state == BotState::Idle
+    })
+    .await;
+    let mut bad: Vec<String> = ids(&tried).into_iter().filter(|id| !good.contains(id)).collect();
+    bad.dedup();
+    let expected: Vec<String> = (0..60)
+        .filter(|id| subjects[id % subjects.len()] == "bad")
+        .map(|id| id.to_string())
+        .collect();
+    assert_eq!(bad, expected, "in order");
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn an_event_that_never_succeeds_becomes_a_dead_letter_and_its_key_goes_on() {
+    let server = RedisServer::start(Options::default());
+    let (tried, handler) = trying(|event| event.id() == "2");
+    let settings =
+        [("pipelines.give.order_by", "\"subject\""), ("pipelines.give.max_attempts", "3")];
+    let instance = Instance::start(&config(&server, "give", &settings), handler).await;
+    let events: Vec<String> = (0..20).map(|id| event("shop", ["ann", "bob"][id % 2], id)).collect();
+    add(&server, STREAM, &events).await;
+    let queue = instance.queue("give").clone();
+    let shop = BotId::parse("shop").unwrap();
+    eventually(LONG, "it is given up, and all others are done", async || {
+        let done: BTreeSet<String> = ids(&tried).into_iter().collect();
+        let view = queue.view_bot(&shop, SystemClock.now()).await.unwrap();
+        done.len() == 20 && view.depth == 0 && view.state == BotState::Idle
+    })
+    .await;
+    let letters = queue.dead_letters(Some(&shop), 10).await.unwrap();
+    assert_eq!(letters.len(), 1, "{letters:?}");
+    assert_eq!((&*letters[0].reason, letters[0].attempts), ("no", 3));
+    let times = ids(&tried).into_iter().filter(|id| id == "2").count();
+    assert_eq!(times, 3);
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn an_event_that_kills_its_process_is_given_up_and_the_others_are_done_in_order() {
+    let settings = [
+        ("pipelines.test.order_by", BY_DIGIT),
+        ("pipelines.test.concurrency", "4"),
+        ("pipelines.test.max_attempts", "2"),
+        ("pipelines.test.lease_ttl", "\"1s\""),
+    ];
+    let mut fleet = Fleet::new(Options::default(), 1, &settings);
+    let poison = |event, effect| Poison { bot: bot(0), event, effect };
+    fleet.behaviour.poison =
+        vec![poison(12, Effect::Aborts), poison(3, Effect::Fails), poison(24, Effect::Panics)];
+    fleet.start(1).await;
+    fleet.publish(40).await;
+    let queue = queue(&fleet.config, "test").await;
+    let mut deaths = 0;
+    while queue.dead_letters(None, 10).await.unwrap().len() < 3 {
+        if fleet.workers[0].wait_exit(Duration::from_millis(100)).is_some() {
+            deaths += 1;
+            assert!(deaths <= 5, "it is given up");
+            fleet.restart(0).await;
+        }
+    }
+    eventually(LONG, "the queue is empty", async || {
+        queue.view(Duration::ZERO).await.unwrap().depth == 0
+    })
+    .await;
+    let letters = queue.dead_letters(None, 10).await.unwrap();
+    let mut given_up: Vec<String> =
+        letters.iter().map(|letter| letter.event.as_ref().unwrap().id().to_owned()).collect();
+    given_up.sort_unstable();
+    assert_eq!(given_up, ["12", "24", "3"]);
+    let mut done = BTreeSet::new();
+    fleet.records(|record| {
+        if let Record::Handled { event, outcome: Outcome::Done, .. } = record {
+            done.insert(*event);
+        }
+    });
+    let all: BTreeSet<u32> = (0..40).filter(|event| ![3, 12, 24].contains(event)).collect();
+    assert_eq!(done, all);
+}
+
+#[tokio::test]
+async fn a_bot_with_keys_that_fail_is_paused_purged_and_released() {
+    let server = RedisServer::start(Options::default());
+    let fails = Arc::new(AtomicBool::new(true));
+    let broken = Arc::clone(&fails);
+    let (tried, handler) =
+        trying(move |event| event.subject() == Some("bad") && broken.load(Ordering::Relaxed));
+    let settings = [
+        ("pipelines.stop.order_by", "\"subject\""),
+        ("pipelines.stop.max_attempts", "100000"),
+        ("pipelines.stop.backoff", "{ initial = \"1h\", max = \"1h\", jitter = 0.0 }"),
+    ];
+    let instance = Instance::start(&config(&server, "stop", &settings), handler).await;
+    let queue = instance.queue("stop").clone();
+    for name in ["purged", "paused", "released"] {
+        let events: Vec<String> =
+            (0..10).map(|id| event(name, ["bad", "ann"][id % 2], id)).collect();
+        add(&server, STREAM, &events).await;
+    }
+    let id = |name: &str| BotId::parse(name).unwrap();
+    let view = async |name: &str| queue.view_bot(&id(name), SystemClock.now()).await.unwrap();
+    for name in ["purged", "paused", "released"] {
+        eventually(LONG, "its key waits for an hour", async || {
+            let view = view(name).await;
+            view.depth == 5 && view.state == BotState::Parked
+        })
+        .await;
+    }
+    assert_eq!(queue.purge(&id("purged")).await.unwrap(), 5);
+    assert_eq!((view("purged").await.depth, view("purged").await.state), (0, BotState::Idle));
+    assert!(queue.pause(Some(&id("paused"))).await.unwrap());
+    assert!(queue.revoke(&id("paused")).await.unwrap());
+    assert_eq!(view("paused").await.state, BotState::Paused);
+    add(&server, STREAM, &[event("released", "ann", 10), event("released", "bad", 11)]).await;
+    eventually(LONG, "others go on", async || ids(&tried).contains(&"10".to_owned())).await;
+    eventually(LONG, "and the key waits", async || {
+        let view = view("released").await;
+        view.depth == 6 && view.state == BotState::Parked
+    })
+    .await;
+    assert!(!ids(&tried).contains(&"11".to_owned()));
+    fails.store(false, Ordering::Relaxed);
+    assert!(queue.revoke(&id("released")).await.unwrap());
+    eventually(LONG, "a release ends the wait", async || view("released").await.depth == 0).await;
+    assert!(ids(&tried).contains(&"11".to_owned()));
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn lanes_that_are_set_aside_are_worked_off_after_the_order_is_that_of_the_bot_again() {
+    let server = RedisServer::start(Options::default());
+    let fails = Arc::new(AtomicBool::new(true));
+    let broken = || {
+        let fails = Arc::clone(&fails);
+        trying(move |_| fails.load(Ordering::Relaxed))
+    };
+    let settings =
+        [("pipelines.back.order_by", "\"subject\""), ("pipelines.back.max_attempts", "100000")];
+    let (before, handler) = broken();
+    let instance = Instance::start(&config(&server, "back", &settings), handler).await;
+    let events: Vec<String> =
+        (0..30).map(|id| event("shop", ["ann", "bob", "eve"][id % 3], id)).collect();
+    add(&server, STREAM, &events).await;
+    let shop = BotId::parse("shop").unwrap();
+    let queue = instance.queue("back").clone();
+    eventually(LONG, "each key was tried", async || {
+        let first: BTreeSet<String> = ids(&before).into_iter().collect();
+        first.len() == 3 && queue.view_bot(&shop, SystemClock.now()).await.unwrap().depth == 30
+    })
+    .await;
+    instance.stop().await;
+
+    fails.store(false, Ordering::Relaxed);
+    let (after, handler) = broken();
+    let settings = [("pipelines.back.max_attempts", "100000")];
+    let instance = Instance::start(&config(&server, "back", &settings), handler).await;
+    add(&server, STREAM, &[event("shop", "ann", 30)]).await;
+    let queue = instance.queue("back").clone();
+    eventually(LONG, "nothing is left", async || {
+        let view = queue.view_bot(&shop, SystemClock.now()).await.unwrap();
+        view.depth == 0 && view.state == BotState::Idle && ids(&after).len() == 31
+    })
+    .await;
+    let ids = ids(&after);
+    assert_eq!(ids.last().map(String::as_str), Some("30"), "the queue comes after them: {ids:?}");
+    for key in 0..3 {
+        let of_key: Vec<usize> = ids.iter().map(|id| id.parse().unwrap()).collect();
+        let of_key: Vec<usize> = of_key.into_iter().filter(|id| id % 3 == key).collect();
+        assert!(of_key.is_sorted(), "{of_key:?}");
+    }
+    instance.stop().await;
+}
