@@ -6,11 +6,13 @@
 //! was sent. One more busy bot has weight 3.
 
 use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fairlane::clock::{Clock, SystemClock, micros};
+use fairlane::config::{OrderBy, PipelineConfig};
 use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
 use fairlane::id::BotId;
 use fairlane::queue::Queue;
@@ -41,6 +43,9 @@ pub(crate) struct Options {
     pub(crate) giant: usize,
     /// Maximum duration of each part.
     pub(crate) window: Duration,
+    /// Maximum number of lanes of a bot that are handled concurrently; 0: bots have no lanes. The busy bots
+    /// have 1 to 10,000 keys.
+    pub(crate) lanes: usize,
     /// The order of the quiet events, and, as a part of the names, the shards of the bots.
     pub(crate) seed: u64,
 }
@@ -126,7 +131,13 @@ async fn measure(
     let (mut running, mut queue) = (Vec::new(), None);
     for instance in 0..2 {
         let workers = options.consumers / 2 + instance * (options.consumers % 2);
-        let app = rig.app(workers, |_| {}, Shared(Arc::clone(&slow))).await?;
+        let lanes = |pipeline: &mut PipelineConfig| {
+            if let Some(lanes) = NonZeroUsize::new(options.lanes) {
+                pipeline.order_by = OrderBy::parse("event.id");
+                pipeline.concurrency = lanes;
+            }
+        };
+        let app = rig.app(workers, lanes, Shared(Arc::clone(&slow))).await?;
         queue = app.queue(&pipeline_name());
         running.push(Rig::spawn(app));
     }
@@ -149,7 +160,7 @@ async fn measure(
     for (name, count) in names.chain(heavy) {
         bots.push((BotId::parse(&name)?, count));
     }
-    fill(rig, &queue, &bots).await?;
+    fill(rig, &queue, &bots, options.lanes > 0).await?;
     slow.reset();
     let started = Instant::now();
     let smallest = options.backlog as u64;
@@ -233,13 +244,24 @@ async fn send_quiet(
     Ok(())
 }
 
-/// Publishes the backlog with bots mixed, and waits until it is queued.
-async fn fill(rig: &Rig, queue: &Queue, bots: &[(BotId, usize)]) -> Result<(), BenchError> {
+/// Numbers of ordering keys of the busy bots.
+const KEYS: [usize; 5] = [1, 10, 100, 1_000, 10_000];
+
+/// Publishes the backlog with bots mixed, and waits until it is queued. `keys`: the ids are ordering keys,
+/// so that they repeat.
+async fn fill(
+    rig: &Rig,
+    queue: &Queue,
+    bots: &[(BotId, usize)],
+    keys: bool,
+) -> Result<(), BenchError> {
     let most = bots.iter().map(|(_, count)| *count).max().unwrap_or(0);
     let mut batch = Vec::new();
     for position in 0..most {
-        for (bot, _) in bots.iter().filter(|(_, count)| position < *count) {
-            batch.push(event(bot, &position.to_string(), "busy", 0)?);
+        let filled = bots.iter().zip(KEYS.iter().cycle());
+        for ((bot, _), most) in filled.filter(|((_, count), _)| position < *count) {
+            let id = if keys { position % most } else { position };
+            batch.push(event(bot, &id.to_string(), "busy", 0)?);
         }
         if batch.len() > 10_000 || position + 1 == most {
             rig.publish(batch.iter()).await?;

@@ -44,6 +44,7 @@ const FAIRNESS_EXAMPLES: &str = "\
 Examples:
   fairlane-bench fairness
   fairlane-bench fairness --seed 7
+  fairlane-bench fairness --lanes 8
   fairlane-bench fairness --giant 0 --seconds 10 --json";
 
 const ISOLATION_EXAMPLES: &str = "\
@@ -310,6 +311,10 @@ pub(crate) enum Scenario {
         /// Number of events of one more, very large bot; 0: none.
         #[arg(long, value_name = "N", default_value = "1000000")]
         giant: u32,
+        /// Maximum number of lanes of a bot that are handled concurrently. The busy bots then have 1 to 10,000
+        /// ordering keys. 0: bots have no lanes.
+        #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u8).range(0..=64))]
+        lanes: u8,
         /// Another seed has the quiet events in another order, and the bots in other shards.
         #[arg(long, value_name = "N", default_value = "13")]
         seed: u64,

@@ -216,7 +216,17 @@ async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
             print_peers(json, &report)
         }
         Scenario::OverloadServer { .. } | Scenario::Serve { .. } => unreachable!("no scenario"),
-        Scenario::Fairness { seconds, busy, backlog, quiet, rate, consumers, giant, seed } => {
+        Scenario::Fairness {
+            seconds,
+            busy,
+            backlog,
+            quiet,
+            rate,
+            consumers,
+            giant,
+            lanes,
+            seed,
+        } => {
             let options = fairness::Options {
                 busy: size(busy),
                 backlog: size(backlog),
@@ -226,6 +236,7 @@ async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
                 consumers: size(consumers),
                 giant: usize::try_from(giant).unwrap_or(usize::MAX),
                 window: Duration::from_secs(seconds.get().into()),
+                lanes: lanes.into(),
                 seed,
             };
             let report = Box::pin(fairness::run(options, watch)).await?;
