@@ -57,14 +57,25 @@ impl Run {
     }
 }
 
+/// The answer of a lane that was not started: it is due again at once, and no attempt is counted.
+fn not_started() -> Result<Outcomes, Failure> {
+    Ok(Outcomes::first(0).rest_after(Duration::ZERO))
+}
+
 /// Runs lanes, at most `most` at once. The first one has a worker; each further one needs a worker that
-/// is free, so that quiet bots need not wait for the lanes of one.
+/// is free, so that quiet bots need not wait for the lanes of one. None is started once the process
+/// stops, or after the time that a handler may take: otherwise many slow lanes would outlast a stop.
 pub(super) async fn run_all(shared: &Shared, runs: &mut [Run], most: usize) {
     let mut waiting = runs.iter_mut().peekable();
     let mut running = FuturesUnordered::new();
     let mut workers = Vec::new();
+    let begun = Instant::now();
+    let may_start = || {
+        let stops = shared.shutdown.soft.is_cancelled();
+        !stops && begun.elapsed() < shared.settings.handler_timeout
+    };
     loop {
-        while waiting.peek().is_some() && running.len() < most {
+        while waiting.peek().is_some() && running.len() < most && may_start() {
             if running.len() > workers.len() {
                 match shared.workers.try_acquire() {
                     Ok(worker) => workers.push(worker),
@@ -210,7 +221,7 @@ impl Worker {
         for ((place, delivery), lane) in places.zip(events).zip(of_lane) {
             let at = runs.iter().position(|run| run.lane == *lane).unwrap_or_else(|| {
                 let (slice, places, took) = (self.slice_of(Vec::new()), Vec::new(), Duration::ZERO);
-                let answer = Ok(Outcomes::done());
+                let answer = not_started();
                 runs.push(Run { lane: *lane, slice, places, took, answer });
                 runs.len() - 1
             });
@@ -255,7 +266,7 @@ impl Worker {
         }
         let mut whole = Whole::default();
         for run in &mut runs {
-            let answer = std::mem::replace(&mut run.answer, Ok(Outcomes::done()));
+            let answer = std::mem::replace(&mut run.answer, not_started());
             let fit = vec![Fitness::Fit; run.places.len()];
             let mut settlement = self.settle_after(&fit, answer, unavailable);
             let exceptions = std::mem::take(&mut settlement.exceptions).into_iter();

@@ -6,7 +6,7 @@ mod share;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::event::Event;
@@ -297,6 +297,59 @@ async fn a_bot_with_keys_that_fail_is_paused_purged_and_released() {
     eventually(LONG, "a release ends the wait", async || view("released").await.depth == 0).await;
     assert!(ids(&tried).contains(&"11".to_owned()));
     instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_stop_waits_for_the_keys_that_run_and_starts_no_other_and_repeats_nothing() {
+    let server = RedisServer::start(Options::default());
+    let done = Tried::default();
+    let handler = || {
+        let noted = Arc::clone(&done);
+        Log::default().handler(move |slice: Slice| {
+            let noted = Arc::clone(&noted);
+            async move {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                let ids = slice.events.iter().map(|delivery| delivery.event.id().to_owned());
+                noted.lock().unwrap().extend(ids);
+                Ok(Outcomes::done())
+            }
+        })
+    };
+    let settings = [
+        ("pipelines.stops.order_by", "\"subject\""),
+        ("pipelines.stops.concurrency", "2"),
+        ("pipelines.stops.slice_time", "\"1s\""),
+    ];
+    let config = config(&server, "stops", &settings);
+    let instance = Instance::start(&config, handler()).await;
+    let shop = BotId::parse("shop").unwrap();
+    let queue = instance.queue("stops").clone();
+    queue.pause(Some(&shop)).await.unwrap();
+    let events: Vec<String> = (0..60).map(|id| event("shop", &format!("user-{id}"), id)).collect();
+    add(&server, STREAM, &events).await;
+    eventually(LONG, "all are queued", async || {
+        queue.view_bot(&shop, SystemClock.now()).await.unwrap().depth == 60
+    })
+    .await;
+    queue.resume(Some(&shop)).await.unwrap();
+    eventually(LONG, "some are done", async || ids(&done).len() > 20).await;
+    let begun = Instant::now();
+    instance.stop().await;
+    let took = begun.elapsed();
+    let before = ids(&done).len();
+    println!("{before} were done, the stop took {took:?}");
+    assert!(before < 60 && took < Duration::from_secs(2), "{before}, {took:?}");
+    let instance = Instance::start(&config, handler()).await;
+    eventually(LONG, "all are done", async || ids(&done).len() >= 60).await;
+    eventually(LONG, "nothing is left", async || {
+        let view = queue.view_bot(&shop, SystemClock.now()).await.unwrap();
+        view.depth == 0 && view.state == BotState::Idle
+    })
+    .await;
+    instance.stop().await;
+    let mut all = ids(&done);
+    all.sort_unstable_by_key(|id| id.parse::<u32>().unwrap());
+    assert_eq!(all, (0..60).map(|id| id.to_string()).collect::<Vec<_>>(), "each once");
 }
 
 #[tokio::test]
