@@ -58,8 +58,8 @@ impl Run {
 }
 
 /// The answer of a lane that was not started: it is due again at once, and no attempt is counted.
-fn not_started() -> Result<Outcomes, Failure> {
-    Ok(Outcomes::first(0).rest_after(Duration::ZERO))
+fn not_started() -> Outcomes {
+    Outcomes::first(0).rest_after(Duration::ZERO)
 }
 
 /// Runs lanes, at most `most` at once. The first one has a worker; each further one needs a worker that
@@ -221,7 +221,7 @@ impl Worker {
         for ((place, delivery), lane) in places.zip(events).zip(of_lane) {
             let at = runs.iter().position(|run| run.lane == *lane).unwrap_or_else(|| {
                 let (slice, places, took) = (self.slice_of(Vec::new()), Vec::new(), Duration::ZERO);
-                let answer = not_started();
+                let answer = Ok(not_started());
                 runs.push(Run { lane: *lane, slice, places, took, answer });
                 runs.len() - 1
             });
@@ -266,7 +266,7 @@ impl Worker {
         }
         let mut whole = Whole::default();
         for run in &mut runs {
-            let answer = std::mem::replace(&mut run.answer, not_started());
+            let answer = std::mem::replace(&mut run.answer, Ok(not_started()));
             let fit = vec![Fitness::Fit; run.places.len()];
             let mut settlement = self.settle_after(&fit, answer, unavailable);
             let exceptions = std::mem::take(&mut settlement.exceptions).into_iter();

@@ -1,5 +1,7 @@
 //! Lanes that are set aside.
 
+mod random;
+
 use fairlane::id::{Lane, Offset};
 use fairlane::quotas::{NO_QUOTAS, Quota};
 use fairlane::redis::aside::{Aside, Waiting};
