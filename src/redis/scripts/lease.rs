@@ -111,6 +111,9 @@ impl Attempts {
     /// Reads a field of the hash `att`, with the lanes that are set aside; empty: none.
     pub(super) fn read(reply: &mut Reply) -> Result<(Self, Aside), ReplyError> {
         let text = reply.text()?;
+        if text.is_empty() {
+            return Ok(Default::default());
+        }
         let aside = text.splitn(5, '|').nth(4).map_or_else(|| Some(Aside::default()), Aside::parse);
         let read = Self::parse(&text).zip(aside);
         read.ok_or_else(|| ReplyError::unexpected("att", &text))
