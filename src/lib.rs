@@ -131,7 +131,9 @@ pub mod event;
 pub mod expression;
 #[doc(hidden)]
 pub mod fanout;
+mod find;
 pub mod handler;
+pub mod history;
 mod http;
 pub mod id;
 pub mod ledger;

@@ -110,6 +110,7 @@ table! {
     NOTIFICATIONS_DUE "notifications_due" Gauge "Notifications with a due time: scheduled, waiting, to be retried, in flight";
     NOTIFICATIONS_OVERDUE "notifications_overdue_seconds" Gauge "How long the first due notification has been overdue, including its time in a queue; without those that wait for their host";
     BREAKER_OPEN "breaker_open" Gauge "1 while a circuit breaker is open at a host, for all bots or for one, by host (the first 20; the number of others as other)";
+    HISTORY_DROPPED "history_dropped_total" Counter "Attempts that are not kept for operators: too many at once, or Redis did not take them";
     REDIS_UP "redis_up" Gauge "1 while Redis answers";
     REDIS_MEMORY "redis_memory_bytes" Gauge "Redis memory: used, and max (0: no bound)";
     MONGODB_UP "mongodb_up" Gauge "1 while MongoDB answers; absent if it is not used";
@@ -365,6 +366,13 @@ impl std::fmt::Debug for PipelineMetrics {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("PipelineMetrics")
     }
+}
+
+/// Attempts of `pipeline` that are not kept.
+pub(crate) fn history_dropped(pipeline: &PipelineName) -> Counter {
+    let counter = counter!(HISTORY_DROPPED, "pipeline" => pipeline.as_str().to_owned());
+    counter.absolute(0);
+    counter
 }
 
 /// Requests that skipped a store because it does not answer in time.

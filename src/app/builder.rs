@@ -13,8 +13,10 @@ use crate::config::{Config, PUSH, PipelineConfig, Start};
 use crate::expression::{Filter, Glob, Sees};
 use crate::fanout;
 use crate::handler::{AnyHandler, Environment, Handler, PushHandler};
+use crate::history::Recorder;
 use crate::http::ROUTES;
 use crate::id::PipelineName;
+use crate::lifecycle::Shutdown;
 use crate::metrics::{self, PipelineMetrics};
 use crate::mongo::client::Mongo;
 use crate::mongo::private::PrivateMongo;
@@ -393,8 +395,20 @@ impl Plan {
         }
     }
 
-    pub(super) fn open(&self, queue: Queue) -> OpenPipeline {
-        OpenPipeline::new(queue, self.settings(), Arc::clone(&self.meter))
+    pub(super) fn open(&self, queue: Queue, recorder: Option<Recorder>) -> OpenPipeline {
+        OpenPipeline::new(queue, self.settings(), Arc::clone(&self.meter), recorder)
+    }
+
+    /// Keeps attempts for operators until the last clone is dropped. `None`: none is kept.
+    pub(super) fn recorder(
+        &self,
+        queue: Queue,
+        clock: &SharedClock,
+        shutdown: &Shutdown,
+    ) -> Option<Recorder> {
+        let (recorder, task) = Recorder::new(self.config.history, queue, Arc::clone(clock))?;
+        shutdown.spawn(task);
+        Some(recorder)
     }
 
     pub(super) fn pool(&self, seat: &Seat<'_>, signing_key: &SigningKey) -> Pool {
@@ -408,6 +422,7 @@ impl Plan {
             limits: seat.config.limits_of_bots(&self.name),
             stores: self.part.stores(),
             lanes: self.lanes.clone(),
+            recorder: self.recorder(seat.queue.clone(), seat.clock, seat.shutdown),
         };
         Pool::new(seat.pool.clone(), self.settings(), work, seat.shutdown.clone())
     }

@@ -72,11 +72,14 @@ impl Site {
     }
 
     /// The state of the routes.
-    pub(super) fn api(&self, access: Access, health: &Health) -> Api {
+    pub(super) fn api(&self, access: Access, health: &Health, shutdown: &Shutdown) -> Api {
         let Self { config, clock, links, plans, signing_key, .. } = self;
         // Not pooled: receivers complete leases as often as workers do, with a few small calls
         // each, and a lease would expire while it waits for a connection that an operator uses.
-        let open = |plan: &super::Plan| plan.open(plan.queue(config, &links.prompt));
+        let open = |plan: &super::Plan| {
+            let recorder = plan.recorder(plan.queue(config, &links.admin), clock, shutdown);
+            plan.open(plan.queue(config, &links.prompt), recorder)
+        };
         let leases = OpenLeases::new(signing_key, clock, plans.iter().map(open));
         self.control.0.cursors.sign_with(signing_key.clone());
         access.sign_sessions(signing_key.clone(), Arc::clone(clock));
@@ -93,6 +96,7 @@ impl Site {
             ),
             bus: Arc::clone(&health.link),
             stream: config.bus.published().to_owned(),
+            streams: config.bus.streams.clone(),
             backlog: Arc::clone(&self.backlog),
             taken: Taken::new(config, &self.needs.kinds, self.interests()),
             startup: health.startup.clone(),
@@ -103,6 +107,7 @@ impl Site {
             services: self.services.clone(),
             targets: Policy::Tenant(config.callbacks.allow_nets.clone().into()),
             live: Live::new(health.clone()),
+            searches: LargeReads::default(),
             large_reads: LargeReads::default(),
         }
     }

@@ -48,6 +48,9 @@ pub enum CliError {
     /// Redis refused or failed a command.
     #[error(transparent)]
     Store(RedisError),
+    /// An event was not found.
+    #[error("the event was not found")]
+    NoEvent,
     /// The settings of single bots are bounded.
     #[error(
         "the shard of this bot has settings for {SET_MAX} bots, the maximum; set those of another bot back first: fairlane bots set BOT --weight 1 --rate default --burst default"
@@ -257,6 +260,7 @@ impl CliError {
             | Self::Json(_)
             | Self::Signals(_)
             | Self::TooManySet
+            | Self::NoEvent
             | Self::Faults { .. } => Exit::Failed,
         }
     }

@@ -114,6 +114,11 @@ impl Session {
         }
     }
 
+    /// The link for inspection.
+    pub(super) fn link(&self) -> &Link {
+        &self.looking
+    }
+
     /// The queues of a pipeline, for inspection.
     pub(super) fn view(&self, name: &PipelineName) -> Queue {
         let kind = Kinds::today(&self.config).of(name);

@@ -97,7 +97,10 @@ impl PushHandler {
             tell_deadline: true,
         };
         match self.outbound.call(request).await {
-            Ok(answer) => judge(&answer, slice.events.len(), environment.clock.now()),
+            Ok(answer) => {
+                let judged = judge(&answer, slice.events.len(), environment.clock.now());
+                noted(judged, &answer)
+            }
             Err(error) => Err(self.unanswered(&error)),
         }
     }
@@ -106,7 +109,9 @@ impl PushHandler {
         match error {
             OutboundError::TimedOut => {
                 let limit = humantime::format_duration(self.timeout);
-                Failure::unknown(format!("the receiver took longer than {limit} (handler_timeout)"))
+                Failure::timed_out(format!(
+                    "the receiver took longer than {limit} (handler_timeout)"
+                ))
             }
             error if error.is_unreached() => {
                 Failure::unavailable(0, format!("the receiver cannot be reached: {error}"))
@@ -145,6 +150,20 @@ fn judge(answer: &outbound::Answer, n: usize, now: Duration) -> Result<Answer, F
             }
         }
         _ => Err(Failure::unknown(answer.refusal())),
+    }
+}
+
+/// Adds the answer of the receiver, for operators.
+fn noted(judged: Result<Answer, Failure>, answer: &outbound::Answer) -> Result<Answer, Failure> {
+    match judged {
+        Ok(Answer::Settled(mut outcomes)) => {
+            // A body says little when all is done.
+            let all = outcomes.settled.is_none();
+            outcomes.response = Some(if all { answer.status_alone() } else { answer.response() });
+            Ok(Answer::Settled(outcomes))
+        }
+        Ok(Answer::Accepted) => Ok(Answer::Accepted),
+        Err(failure) => Err(Failure { response: Some(answer.response()), ..failure }),
     }
 }
 

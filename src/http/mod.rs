@@ -42,6 +42,7 @@ mod dead;
 mod docs;
 mod events;
 mod extract;
+mod find;
 mod forwarded;
 mod health;
 mod large_reads;
@@ -102,6 +103,8 @@ pub(crate) struct Api {
     pub(crate) bus: Arc<Link>,
     /// The bus stream that events are put on.
     pub(crate) stream: String,
+    /// All streams of the bus.
+    pub(crate) streams: Vec<String>,
     /// The events on it that are not copied yet.
     pub(crate) backlog: Arc<Backlog>,
     /// The event types that the pipelines take.
@@ -122,6 +125,8 @@ pub(crate) struct Api {
     pub(crate) live: Live,
     /// Turns for large answers.
     pub(crate) large_reads: LargeReads,
+    /// Turns for searches of the bus.
+    pub(crate) searches: LargeReads,
 }
 
 /// The routes of `http.listen`.
@@ -184,6 +189,7 @@ fn reading() -> OpenApiRouter<Arc<Api>> {
         .merge(admission::reading())
         .merge(bots::reading())
         .merge(dead::reading())
+        .merge(find::reading())
         .merge(counters::reading())
         .merge(notifications::reading())
         .merge(automations::reading())

@@ -45,6 +45,8 @@ pub(crate) enum Kind {
     NoRoute,
     /// The pipeline does not exist.
     NoPipeline,
+    /// Nothing is known of the event.
+    NoEvent,
     /// The dead letter does not exist.
     NoDeadLetter,
     /// The lease does not exist.
@@ -117,6 +119,7 @@ impl Kind {
             Self::CrossSite => (S::FORBIDDEN, "cross-site", "Another site's request"),
             Self::UnknownHost => (S::MISDIRECTED_REQUEST, "unknown-host", "Unknown host"),
             Self::NoRoute => (S::NOT_FOUND, "no-route", "No such path"),
+            Self::NoEvent => (S::NOT_FOUND, "no-event", "No such event"),
             Self::NoPipeline => (S::NOT_FOUND, "no-pipeline", "No such pipeline"),
             Self::NoDeadLetter => (S::NOT_FOUND, "no-dead-letter", "No such dead letter"),
             Self::NoLease => (S::NOT_FOUND, "no-lease", "No such lease"),

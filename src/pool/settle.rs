@@ -7,6 +7,7 @@ use tracing::{debug, warn};
 
 use crate::event::Event;
 use crate::handler::{Failure, FailureKind, Outcome, Outcomes};
+use crate::history::Ending;
 use crate::id::{BotId, Lane, PipelineName, Sequence};
 use crate::metrics::PipelineMetrics;
 use crate::pool::retry::Backoff;
@@ -83,6 +84,8 @@ pub(super) struct Settlement {
     pub(super) tally: Tally,
     /// Why it is not completely done, for the log.
     pub(super) failure: Option<String>,
+    /// What the answer says about the attempt.
+    pub(super) ending: Ending,
 }
 
 impl Settlement {
@@ -134,6 +137,7 @@ pub(super) fn settle(
     let mut tally = Tally::default();
     let mut mode = Mode::Release;
     let mut failure = None;
+    let ending = Ending::of(&answer);
     let (settled, n) = match answer {
         Ok(outcomes) => {
             let settled = outcomes.settled.unwrap_or(fit.len()).min(fit.len());
@@ -170,7 +174,7 @@ pub(super) fn settle(
             }
             (settled, place(settled))
         }
-        Err(Failure { kind, at, reason, retry_after }) => {
+        Err(Failure { kind, at, reason, retry_after, .. }) => {
             let retry_after = retry_after.map(|wish| wish.min(PAUSE_MAX));
             let at = at.map(|k| k.min(fit.len().saturating_sub(1)));
             let k = at.unwrap_or(0);
@@ -210,7 +214,7 @@ pub(super) fn settle(
         }
     };
     leave(&slice[..n], policy.attempts.counted(), &mut exceptions, &mut tally);
-    Settlement { n, settled, mode, exceptions, tally, failure }
+    Settlement { n, settled, mode, exceptions, tally, failure, ending }
 }
 
 /// Adds the exceptions for the events of a slice that leave the queue without a handler.

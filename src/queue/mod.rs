@@ -15,10 +15,12 @@
 //! `lua/enqueue.lua` (the copy from the bus happens once), `lua/recover.lua` (a Redis that lost its
 //! last writes). The invariants of the keys are in `lua/shared.lua` and [`crate::redis::keys`].
 
+mod attempts;
 pub(crate) mod capability;
 mod dead;
 mod depth;
 mod failure;
+mod find;
 mod holdings;
 mod inspect;
 mod lease;
@@ -39,6 +41,7 @@ pub use self::dead::{DeadLetter, DeadOfBot, LetterOfBot};
 pub use self::depth::Depth;
 pub(crate) use self::failure::Noted;
 pub use self::failure::{Failing, LastFailure};
+pub(crate) use self::find::Search;
 pub use self::holdings::Holdings;
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
 pub use self::lease::{CLAIM_TTL, Lease, MARGIN, Sent};

@@ -33,6 +33,10 @@
 //! | `fl:{p:s}:dlq` | stream | dead letters |
 //! | `fl:{p:s}:failure:<bot>` | string, TTL | when and why its handler failed last, for operators |
 //! | `fl:{p:s}:failing:<bot>` | string, TTL | since when its handler fails, and the sequence of the event to retry, for operators |
+//! | `fl:{p:s}:history` | stream, TTL | the attempts that completed their slices, several in an entry |
+//! | `fl:{p:s}:history-failed` | hash, TTL | bot → its attempts that failed |
+//! | `fl:{p:s}:history-bots` | sorted set, TTL | bots with attempts that failed → when last, ms |
+//! | `fl:{p:s}:history-bytes` | hash, TTL | bytes of `done` and `failed` attempts |
 //! | `fl:{p:s}:idem:<key>` | string, TTL | idempotency keys |
 //! | `fl:{p:s}:keys:<bot>`, `…:imports:<bot>` | string, TTL | meter of its idempotency keys: when the whole quota is free again, µs |
 //! | `fl:{p:s}:unflushed:<bot>` | hash | ledger: `v<account>` amounts queued, `r<account>` replacements queued |
@@ -193,6 +197,8 @@ pub struct ShardKeys {
     pub due: String,
     /// Delayed events.
     pub later: String,
+    /// What is kept of attempts, in the order of `lua/record.lua`.
+    pub history: [String; 4],
     wake: String,
 }
 
@@ -213,6 +219,7 @@ impl ShardKeys {
             dlq: key("dlq"),
             due: key("due"),
             later: key("later"),
+            history: ["history", "history-failed", "history-bots", "history-bytes"].map(key),
             wake: key("wake"),
             slot: slot_of(prefix.as_bytes()),
             prefix,

@@ -2,9 +2,11 @@
 //! scopes as the other routes. A browser keeps a session in a cookie that no script can read and
 //! that no other site's page can send.
 
+mod attempts;
 mod bot;
 mod counters;
 mod dead;
+mod event;
 mod lines;
 mod live;
 mod login;
@@ -51,6 +53,7 @@ pub(super) fn routes(
         .route("/pipelines/{pipeline}/dead", routing::get(dead::list))
         .route("/pipelines/{pipeline}/dead/{id}", routing::get(dead::show))
         .route("/counters", routing::get(counters::show))
+        .route("/events", routing::get(event::show))
         .route("/bots", routing::get(bot::ask))
         .route("/bots/{bot}", routing::get(bot::show))
         .route("/notifications", routing::get(notifications::show));
@@ -162,10 +165,14 @@ fn page_with(title: &str, body: &Markup, live: bool) -> Response {
                     a.brand href="/" { "Fairlane" }
                     nav aria-label="Pages" {
                         a href="/" { "Overview" }
+                        a href="/events" { "Events" }
                         a href="/bots" { "Bots" }
                         a href="/notifications" { "Notifications" }
                         a href="/counters" { "Counters" }
                         a href="/docs/" { "API" }
+                    }
+                    form.find method="get" action="/events" role="search" {
+                        input name="id" required maxlength="1024" placeholder="Find an event" aria-label="Id of an event";
                     }
                     @if live { p #live role="status" { a href="" { "Refresh" } } }
                 }

@@ -124,6 +124,7 @@ impl Worker {
         }
         for run in &runs {
             self.shared.handler.committed(&run.slice, settled);
+            self.note(&run.slice.events, took, now, &settlement);
         }
         let first = runs.first().and_then(|run| run.slice.events.first());
         let first = first.map(|delivery| delivery.sequence);

@@ -352,6 +352,7 @@ impl Worker {
         }
         for (run, settlement) in runs.iter().zip(&lanes) {
             self.shared.handler.committed(&run.slice, settlement.settled);
+            self.note(&run.slice.events, run.took, now, settlement);
             let first = run.slice.events.first().map(|delivery| delivery.sequence);
             settlement.note_failure(&self.shared.queue, &self.lease.bot, first, now).await;
         }
@@ -387,6 +388,9 @@ impl Worker {
         if self.is_committed(committed) {
             let now = self.shared.now();
             tally.record(&self.shared.metrics, std::iter::empty(), now);
+            if let Some(run) = runs.first() {
+                self.note(&run.slice.events, run.took, now, &settlement);
+            }
             settlement.note_failure(&self.shared.queue, &self.lease.bot, None, now).await;
         }
     }

@@ -29,6 +29,7 @@ use super::settle::Fitness;
 use super::shelf::Watch;
 use crate::event::Event;
 use crate::handler::{Answer, Delivery, Failure, Outcomes, Slice};
+use crate::history::AttemptResult;
 use crate::queue::capability::Capability;
 use crate::queue::{self, Lease};
 use crate::redis::scripts::{AsideChange, Mode};
@@ -138,7 +139,12 @@ impl Worker {
         } else {
             match self.handle(&mut slice_events, &mut took).await {
                 Ended::Answered(answer) => answer,
-                Ended::LeaseLost => return self.lost(),
+                Ended::LeaseLost => {
+                    if !self.ended_outside() {
+                        self.note_end(&slice_events.events, took, AttemptResult::LeaseLost);
+                    }
+                    return self.lost();
+                }
                 Ended::HandedOver => return,
                 Ended::NotHandled => return self.give_back().await,
                 Ended::Throttled(wait) => {
@@ -251,6 +257,7 @@ impl Worker {
             Ok(Ok(Ok(Answer::Settled(outcomes)))) => Ended::Answered(Ok(outcomes)),
             Ok(Ok(Ok(Answer::Accepted))) => {
                 self.observe(slice, *took);
+                self.note_end(&slice.events, *took, AttemptResult::Accepted);
                 self.hand_over(*took).await;
                 Ended::HandedOver
             }
@@ -415,7 +422,7 @@ impl Worker {
 
 fn too_long(timeout: Duration) -> Failure {
     let limit = humantime::format_duration(timeout);
-    Failure::unknown(format!("the handler took longer than {limit} (handler_timeout)"))
+    Failure::timed_out(format!("the handler took longer than {limit} (handler_timeout)"))
 }
 
 /// Cuts a slice so that the events to handle are consecutive: either the unfit events at its head,

@@ -5,6 +5,7 @@
 
 mod assemble;
 mod copy;
+mod history;
 mod holdings;
 mod lease;
 mod ledger;
@@ -21,6 +22,7 @@ pub use self::copy::{
     Advance, Advanced, Emit, Enqueue, Enqueued, Promote, Promoted, Push, Pushed, Take, Taken,
     TakenLease,
 };
+pub use self::history::{Kept, Record};
 pub use self::holdings::{Audit, Audited, DropLetters, Dropping};
 pub use self::lease::{
     AsideChange, Attempts, Claim, Claimed, Complete, Completed, Completion, Exception, Fate, Grant,
@@ -121,6 +123,7 @@ scripts! {
     advance "advance" OFFSETS, trim "trim" OFFSETS, note "note" ALONE,
     emit "emit" ALONE, hold "hold" ALONE, heads "heads" ALONE, slice "slice" ALONE, beat "beat" ALONE,
     peek "peek" ALONE, letters "letters" ALONE,
+    record "record" ALONE,
     permit "permit" QUEUES, set "set" QUEUES, budget "budget" QUEUES,
 }
 

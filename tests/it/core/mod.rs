@@ -10,6 +10,7 @@ mod damage;
 mod fairness;
 mod fanout;
 mod faults;
+mod history;
 mod hostile_ids;
 mod lanes;
 mod limits;
