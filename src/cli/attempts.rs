@@ -49,7 +49,7 @@ fn answer(attempt: &Attempt) -> String {
         (None, None) => String::new(),
     };
     if attempt.lost > 0 {
-        text.push_str(&format!(" ({} workers vanished before)", attempt.lost));
+        text.extend([" (", &attempt.lost.to_string(), " workers vanished before)"]);
     }
     text
 }

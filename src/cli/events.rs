@@ -96,24 +96,31 @@ fn text(output: Output, found: &Found, now_ms: u64) -> String {
     }
     if let Some(bus) = &found.bus {
         let ago = duration(now_ms.saturating_sub(bus.time_ms));
-        text.push_str(&format!("\nbus       {} {}, {ago} ago", bus.stream, bus.offset));
+        let offset = bus.offset.to_string();
+        text.extend(["\nbus       ", &plain(&bus.stream), " ", &offset, ", ", &ago, " ago"]);
     }
     if let Some(bad) = &found.unreadable {
         let reason = plain(&bad.reason);
-        text.push_str(&format!("\ninvalid   {} {}: {reason}", bad.stream, bad.offset));
+        text.extend(["\ninvalid   ", &plain(&bad.stream), " ", &plain(&bad.offset), ": ", &reason]);
     }
     let shown = |one: &&InPipeline| one.state != EventState::OtherType;
     for one in found.pipelines.iter().filter(shown) {
         let words = plain(&one.words(now_ms, duration));
-        text.push_str(&format!(
-            "\n\n{}  {words}",
-            output.paint(tone(one.state), one.pipeline.as_str())
-        ));
+        let name = output.paint(tone(one.state), one.pipeline.as_str());
+        text.extend([
+            "
+
+", &name, "  ", &words,
+        ]);
         if let Some(letter) = one.letter {
-            text.push_str(&format!(
-                "\n  fairlane dead show {letter} --pipeline {}",
-                one.pipeline.as_str()
-            ));
+            let (letter, pipeline) = (letter.to_string(), one.pipeline.as_str());
+            text.extend([
+                "
+  fairlane dead show ",
+                &letter,
+                " --pipeline ",
+                pipeline,
+            ]);
         }
         if !one.attempts.is_empty() {
             text.push('\n');
@@ -129,7 +136,7 @@ fn text(output: Output, found: &Found, now_ms: u64) -> String {
             text.push_str("; name its bot (--bot) to search its queues too");
         }
     }
-    text.push_str(&format!("\n\nsearched {}", found.searched_words(now_ms, duration)));
+    text.extend(["\n\nsearched ", &found.searched_words(now_ms, duration)]);
     text
 }
 

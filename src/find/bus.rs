@@ -57,7 +57,6 @@ pub(crate) struct Searched {
     pub(crate) oldest_ms: Option<u64>,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
 fn as_text<S: serde::Serializer>(offset: &Offset, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(offset)
 }

@@ -90,6 +90,6 @@ pub(crate) async fn find(places: &Places<'_>, wanted: &Wanted) -> Result<Found, 
         }
     }
     let bot = bot.or_else(|| pipelines.first().map(|found: &InPipeline| found.bot.clone()));
-    let known = event.is_some() || unreadable.is_some() || pipelines.iter().any(|one| one.known());
+    let known = event.is_some() || unreadable.is_some() || pipelines.iter().any(InPipeline::known);
     Ok(Found { id: wanted.id.clone(), known, bot, bus, event, unreadable, pipelines, searched })
 }

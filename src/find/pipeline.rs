@@ -154,12 +154,9 @@ impl Place<'_> {
             return Ok(Some(found));
         }
         if let Some(last) = found.attempts.first() {
-            let ended = last.duration_us.unwrap_or_default() / 1_000;
-            found.time_ms = Some(last.time_ms + ended);
-            found.state = match last.result {
-                AttemptResult::Dead => EventState::Dead,
-                _ => EventState::Done,
-            };
+            let took_ms = last.duration_us.unwrap_or_default() / 1_000;
+            found.time_ms = Some(last.time_ms + took_ms);
+            found.state = left_after(last);
             return Ok(Some(found));
         }
         let Some((on_bus, event)) = entry else {
@@ -274,6 +271,18 @@ impl Place<'_> {
             Some(bot) => self.look(&bot, id, None).await,
             None => Ok(None),
         }
+    }
+}
+
+/// The state of an event that is nowhere any more, after the last attempt at it.
+fn left_after(last: &Attempt) -> EventState {
+    match last.result {
+        AttemptResult::Done | AttemptResult::Partial | AttemptResult::Accepted => EventState::Done,
+        // Another event of the slice has the dead letter, or it was dropped.
+        AttemptResult::Dead if last.events > 1 => EventState::Done,
+        AttemptResult::Dead => EventState::Dead,
+        // It was purged, or dropped by another version.
+        _ => EventState::Left,
     }
 }
 

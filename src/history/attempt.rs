@@ -185,7 +185,8 @@ pub(crate) fn kept_id(id: &str) -> String {
 
 /// The start of a text, up to this number of bytes.
 fn cut(text: &str, bytes: usize) -> String {
-    text[..text.floor_char_boundary(bytes)].to_owned()
+    let end = (0..=bytes.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
+    text[..end.unwrap_or_default()].to_owned()
 }
 
 #[cfg(test)]

@@ -201,8 +201,11 @@ fn in_portions(mut entries: Reply, id: &str) -> Result<Option<BotId>, ReplyError
     Ok(None)
 }
 
-/// The fields and values of a hash.
-fn pairs(hash: Value) -> Result<Vec<(Vec<u8>, Vec<u8>)>, ReplyError> {
+/// The name and the value of a field of a hash.
+type Field = (Vec<u8>, Vec<u8>);
+
+/// The fields of a hash.
+fn pairs(hash: Value) -> Result<Vec<Field>, ReplyError> {
     let flat = match hash {
         Value::Map(pairs) => pairs.into_iter().flat_map(|(field, value)| [field, value]).collect(),
         Value::Array(flat) => flat,

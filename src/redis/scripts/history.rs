@@ -5,7 +5,7 @@ use redis::{Cmd, Value};
 use super::{Call, Index, evalsha};
 use crate::id::BotId;
 use crate::redis::keys::ShardKeys;
-use crate::redis::{Reply, ReplyError};
+use crate::redis::reply::{Reply, ReplyError};
 
 /// Bounds of what is kept of attempts in one shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use crate::support::wait::eventually;
 const LONG: Duration = Duration::from_secs(20);
 
 /// An event as JSON, with the id `<bot>-1` and so on.
-fn event(bot: &str, n: u32, change: Value) -> String {
+fn event(bot: &str, n: u32, change: &Value) -> String {
     let mut event = json!({
         "specversion": "1.0", "id": format!("{bot}-{n}"), "source": "/test", "type": "test.event",
         "botid": bot, "data": { "keep": true },
@@ -103,15 +103,15 @@ impl Rig {
 async fn an_event_is_found_in_each_state_over_http_by_command_and_on_the_page() {
     let mut rig = Rig::start().await;
     let events = [
-        event("good", 1, json!({})),
-        event("good", 2, json!({ "data": { "keep": false } })),
-        event("good", 3, json!({ "type": "other.event" })),
-        event("good", 4, json!({ "expirytime": "2020-01-01T00:00:00Z" })),
-        event("failing", 1, json!({})),
-        event("failing", 2, json!({})),
-        event("dead", 1, json!({})),
-        event("busy", 1, json!({})),
-        event("busy", 2, json!({})),
+        event("good", 1, &json!({})),
+        event("good", 2, &json!({ "data": { "keep": false } })),
+        event("good", 3, &json!({ "type": "other.event" })),
+        event("good", 4, &json!({ "expirytime": "2020-01-01T00:00:00Z" })),
+        event("failing", 1, &json!({})),
+        event("failing", 2, &json!({})),
+        event("dead", 1, &json!({})),
+        event("busy", 1, &json!({})),
+        event("busy", 2, &json!({})),
     ];
     add(&rig.server, STREAM, &events).await;
     let mut connection = rig.server.connection().await;
@@ -169,7 +169,7 @@ async fn an_event_is_found_in_each_state_over_http_by_command_and_on_the_page() 
     assert!(ran.out.contains("nothing is known of it") && ran.out.contains("entries of the bus"));
 
     rig.instance.take().unwrap().stop().await;
-    add(&rig.server, STREAM, &[event("good", 9, json!({}))]).await;
+    add(&rig.server, STREAM, &[event("good", 9, &json!({}))]).await;
     let ran = rig.command(&["good-9"]);
     assert!(ran.out.contains("on the bus, not copied yet"), "{}", ran.out);
 }
@@ -177,7 +177,7 @@ async fn an_event_is_found_in_each_state_over_http_by_command_and_on_the_page() 
 #[tokio::test]
 async fn an_event_that_the_bus_has_forgotten_is_found_by_its_attempts_its_letter_and_its_queue() {
     let rig = Rig::start().await;
-    let events = ["good", "dead", "failing"].map(|bot| event(bot, 1, json!({})));
+    let events = ["good", "dead", "failing"].map(|bot| event(bot, 1, &json!({})));
     add(&rig.server, STREAM, &events).await;
     rig.becomes("good-1", "done").await;
     rig.becomes("dead-1", "dead").await;
@@ -195,7 +195,7 @@ async fn an_event_that_the_bus_has_forgotten_is_found_by_its_attempts_its_letter
     }
     // A paused bot has no attempt: its queue is searched if the bot is named.
     rig.instance.as_ref().unwrap().queue("find").pause(None).await.unwrap();
-    add(&rig.server, STREAM, &[event("new", 1, json!({}))]).await;
+    add(&rig.server, STREAM, &[event("new", 1, &json!({}))]).await;
     rig.becomes("new-1", "paused").await;
     let () = redis::cmd("XTRIM")
         .arg(&[STREAM, "MAXLEN", "0"])

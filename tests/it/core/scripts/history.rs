@@ -71,8 +71,9 @@ impl Shard {
 async fn a_bot_that_fails_all_the_time_loses_its_own_oldest_failures_and_no_other_bots() {
     let shard = Shard::new();
     shard.record(NOW, &[], &[(bot("quiet"), failure(100, b'q'))]).await;
-    for round in 0..200 {
-        shard.record(NOW + round, &[], &[(bot("busy"), failure(300, round as u8))]).await;
+    for round in 0..200_u8 {
+        let failed = [(bot("busy"), failure(300, round))];
+        shard.record(NOW + u64::from(round), &[], &failed).await;
     }
     assert_eq!(shard.failures("quiet").await.unwrap(), failure(100, b'q'));
     let busy = shard.failures("busy").await.unwrap();
