@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use futures_util::future::OptionFuture;
+use futures_util::future::{BoxFuture, OptionFuture};
 use tracing::{info, warn};
 
 use super::{App, AppError, Private, Roles};
@@ -13,10 +13,9 @@ use crate::config::{Config, PUSH, PipelineConfig, Start};
 use crate::expression::{Filter, Glob, Sees};
 use crate::fanout;
 use crate::handler::{AnyHandler, Environment, Handler, PushHandler};
-use crate::history::Recorder;
+use crate::history::{self, Recorder};
 use crate::http::ROUTES;
 use crate::id::PipelineName;
-use crate::lifecycle::Shutdown;
 use crate::metrics::{self, PipelineMetrics};
 use crate::mongo::client::Mongo;
 use crate::mongo::private::PrivateMongo;
@@ -399,15 +398,22 @@ impl Plan {
         OpenPipeline::new(queue, self.settings(), Arc::clone(&self.meter), recorder)
     }
 
-    /// Keeps attempts for operators until the last clone is dropped. `None`: none is kept.
+    /// Keeps attempts for operators, by a task that ends after the last clone is dropped. `None`: none
+    /// is kept.
     pub(super) fn recorder(
         &self,
-        queue: Queue,
+        queue: &Queue,
         clock: &SharedClock,
-        shutdown: &Shutdown,
+        spawn: impl FnOnce(BoxFuture<'static, ()>),
     ) -> Option<Recorder> {
-        let (recorder, task) = Recorder::new(self.config.history, queue, Arc::clone(clock))?;
-        shutdown.spawn(task);
+        let places = history::Places {
+            pipeline: self.name.clone(),
+            shards: Arc::clone(queue.shards()),
+            count: queue.shard_count(),
+            link: Arc::clone(queue.link()),
+        };
+        let (recorder, task) = Recorder::new(self.config.history, places, Arc::clone(clock))?;
+        spawn(Box::pin(task));
         Some(recorder)
     }
 
@@ -422,7 +428,9 @@ impl Plan {
             limits: seat.config.limits_of_bots(&self.name),
             stores: self.part.stores(),
             lanes: self.lanes.clone(),
-            recorder: self.recorder(seat.queue.clone(), seat.clock, seat.shutdown),
+            recorder: self.recorder(seat.queue, seat.clock, |task| {
+                seat.shutdown.spawn(task);
+            }),
         };
         Pool::new(seat.pool.clone(), self.settings(), work, seat.shutdown.clone())
     }

@@ -265,7 +265,7 @@ impl App {
         let mut servers = JoinSet::new();
         if let Some((listener, access)) = http_listener {
             let health = health(link());
-            let api = site.api(access, &health, &shutdown);
+            let api = site.api(access, &health, &mut servers);
             let ending = Ending { leaving: shutdown.leaving.clone(), stop: stop.clone() };
             servers.spawn(site.serve(listener, api, health, ending));
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 use tracing::info;
 
 use super::{INGEST_TIMEOUT, RESPONSE_TIMEOUT, Site};
@@ -72,12 +73,14 @@ impl Site {
     }
 
     /// The state of the routes.
-    pub(super) fn api(&self, access: Access, health: &Health, shutdown: &Shutdown) -> Api {
+    pub(super) fn api(&self, access: Access, health: &Health, servers: &mut JoinSet<()>) -> Api {
         let Self { config, clock, links, plans, signing_key, .. } = self;
         // Not pooled: receivers complete leases as often as workers do, with a few small calls
         // each, and a lease would expire while it waits for a connection that an operator uses.
         let open = |plan: &super::Plan| {
-            let recorder = plan.recorder(plan.queue(config, &links.admin), clock, shutdown);
+            // Receivers may end leases as long as HTTP is served.
+            let spawn = |task| drop(servers.spawn(task));
+            let recorder = plan.recorder(&plan.queue(config, &links.admin), clock, spawn);
             plan.open(plan.queue(config, &links.prompt), recorder)
         };
         let leases = OpenLeases::new(signing_key, clock, plans.iter().map(open));

@@ -428,9 +428,12 @@ impl Schema {
         } else if defaults.keys().any(|known| known.starts_with(&table)) {
             Ok(Known::Table)
         } else {
-            let remedy = match nearest(&key, defaults) {
-                Some(known) => format!("did you mean {:?}?", head + known),
-                None => "`fairlane config` prints every key".to_owned(),
+            let meant: Vec<_> = (nearest(&key, defaults).iter())
+                .map(|known| format!("{:?}", format!("{head}{known}")))
+                .collect();
+            let remedy = match meant.as_slice() {
+                [] => "`fairlane config` prints every key".to_owned(),
+                meant => format!("did you mean {}?", meant.join(" or ")),
             };
             Err(ConfigError::UnknownKey { at: at.clone(), key: path.join("."), remedy })
         }
@@ -458,8 +461,11 @@ fn collect(table: &DeTable<'_>, prefix: &str, defaults: &mut BTreeMap<String, Va
     }
 }
 
+/// Maximum number of keys of the same name in other tables that an error names.
+const ELSEWHERE: usize = 2;
+
 /// The known key, section or key of another section that the author probably meant.
-fn nearest<'a>(key: &str, defaults: &'a BTreeMap<String, Value>) -> Option<&'a str> {
+fn nearest<'a>(key: &str, defaults: &'a BTreeMap<String, Value>) -> Vec<&'a str> {
     let sections = defaults.keys().filter_map(|known| Some(known.split_once('.')?.0));
     let close = defaults
         .keys()
@@ -470,11 +476,14 @@ fn nearest<'a>(key: &str, defaults: &'a BTreeMap<String, Value>) -> Option<&'a s
         .filter(|&(distance, known)| distance <= 2 && distance * 2 < known.len())
         .min();
     let last = key.rsplit('.').next();
-    let mut elsewhere = defaults.keys().filter(|known| known.rsplit('.').next() == last);
-    match (close, elsewhere.next(), elsewhere.next()) {
-        (Some((_, known)), ..) => Some(known),
-        (None, Some(only), None) => Some(only),
-        _ => None,
+    let elsewhere = defaults.keys().filter(|known| known.rsplit('.').next() == last);
+    match close {
+        Some((_, known)) => vec![known],
+        None => {
+            let elsewhere: Vec<_> = elsewhere.map(String::as_str).collect();
+            // More of them are no help.
+            if elsewhere.len() <= ELSEWHERE { elsewhere } else { Vec::new() }
+        }
     }
 }
 

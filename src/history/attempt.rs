@@ -4,8 +4,6 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Ids;
-use crate::handler::{Failure, FailureKind, Outcomes};
-use crate::outbound::Response;
 
 /// Maximum length of an answer and of a reason, in bytes.
 const TEXT_MAX: usize = 512;
@@ -130,57 +128,14 @@ impl Attempt {
     }
 }
 
-/// What the answer of a handler says about its attempt.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Ending {
-    kind: Option<FailureKind>,
-    timed_out: bool,
-    response: Option<Response>,
-}
-
-impl Ending {
-    pub(crate) fn of(answer: &Result<Outcomes, Failure>) -> Self {
-        match answer {
-            Ok(outcomes) => {
-                Self { kind: None, timed_out: false, response: outcomes.response.clone() }
-            }
-            Err(failure) => Self {
-                kind: Some(failure.kind),
-                timed_out: failure.timed_out,
-                response: failure.response.clone(),
-            },
-        }
-    }
-
-    /// How an attempt ended of whose `events` this number is `settled`, some of them as dead letters.
-    fn result(&self, events: usize, settled: usize, dead: bool) -> AttemptResult {
-        match self.kind {
-            _ if dead => AttemptResult::Dead,
-            None if settled >= events => AttemptResult::Done,
-            Some(FailureKind::Unavailable) => AttemptResult::Unavailable,
-            _ if settled > 0 => AttemptResult::Partial,
-            None => AttemptResult::Partial,
-            Some(_) if self.timed_out => AttemptResult::Timeout,
-            Some(_) => AttemptResult::Failed,
-        }
-    }
-
-    /// Completes the note of an attempt. `reason`: why it is not done.
-    pub(crate) fn finish(self, mut note: Attempt, dead: bool, reason: Option<&str>) -> Attempt {
-        note.result = self.result(note.events as usize, note.settled as usize, dead);
-        note.reason = reason.map(|reason| cut(reason, TEXT_MAX));
-        if let Some(Response { status, body }) = self.response {
-            note.status = Some(status);
-            let says = note.result != AttemptResult::Done && !body.is_empty();
-            note.answer = says.then(|| cut(&body, TEXT_MAX));
-        }
-        note
-    }
-}
-
 /// The id of an event as it is kept.
 pub(crate) fn kept_id(id: &str) -> String {
     cut(id, ID_MAX)
+}
+
+/// An answer or a reason as it is kept.
+pub(crate) fn kept_text(text: &str) -> String {
+    cut(text, TEXT_MAX)
 }
 
 /// The start of a text, up to this number of bytes.
@@ -240,35 +195,9 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_attempt_ends_as_its_answer_says() {
-        let failure = |failure: Failure| Ending::of(&Err(failure));
-        let transient = || Failure::transient(0, "no");
-        let late = || Failure { timed_out: true, ..Failure::unknown("late".to_owned()) };
-        let ok = || Ending::of(&Ok(Outcomes::done()));
-        for (ending, settled, dead, expected) in [
-            (ok(), 3, false, AttemptResult::Done),
-            (ok(), 3, true, AttemptResult::Dead),
-            (ok(), 1, false, AttemptResult::Partial),
-            (ok(), 0, false, AttemptResult::Partial),
-            (failure(transient()), 0, false, AttemptResult::Failed),
-            (failure(transient()), 2, false, AttemptResult::Partial),
-            (failure(Failure::permanent(0, "no")), 1, true, AttemptResult::Dead),
-            (failure(Failure::unavailable(0, "no")), 0, false, AttemptResult::Unavailable),
-            (failure(late()), 0, false, AttemptResult::Timeout),
-        ] {
-            assert_eq!(ending.result(3, settled, dead), expected, "{ending:?} {settled}");
-        }
-    }
-
-    #[test]
     fn long_texts_are_cut_at_a_character() {
-        let note = Attempt { settled: 0, ..done(1) };
-        let response = Some(Response { status: 500, body: "é".repeat(400) });
-        let ending = Ending { kind: Some(FailureKind::Transient), timed_out: false, response };
-        let note = ending.finish(note, false, Some(&"x".repeat(600)));
-        assert_eq!((note.status, note.result), (Some(500), AttemptResult::Failed));
-        assert_eq!(note.reason.unwrap().len(), 512);
-        assert_eq!(note.answer.unwrap(), "é".repeat(256));
+        assert_eq!(kept_text(&"x".repeat(600)).len(), 512);
+        assert_eq!(kept_text(&"é".repeat(400)), "é".repeat(256));
         assert_eq!(kept_id(&"i".repeat(1_000)).len(), 256);
     }
 }

@@ -16,10 +16,10 @@ mod recorder;
 use std::time::Duration;
 
 pub use self::attempt::{Attempt, AttemptResult};
-pub(crate) use self::attempt::{Ending, kept_id};
+pub(crate) use self::attempt::{kept_id, kept_text};
 pub(crate) use self::ids::Ids;
 pub(crate) use self::packed::{bot_of, read_failures, read_portion};
-pub(crate) use self::recorder::Recorder;
+pub(crate) use self::recorder::{Places, Recorder};
 use crate::id::ShardCount;
 use crate::redis::scripts::Kept;
 

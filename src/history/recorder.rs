@@ -11,9 +11,10 @@ use tracing::debug;
 use super::notes::Notes;
 use super::{Attempt, History, packed};
 use crate::clock::SharedClock;
-use crate::id::{BotId, Shard};
+use crate::id::{BotId, PipelineName, Shard, ShardCount};
 use crate::metrics::history_dropped;
-use crate::queue::Queue;
+use crate::redis::Link;
+use crate::redis::keys::ShardKeys;
 use crate::redis::scripts::{Kept, Record};
 
 /// Interval of writes.
@@ -39,10 +40,20 @@ struct Shared {
     changed: Notify,
 }
 
+/// Where the attempts of a pipeline are kept.
+#[derive(Debug, Clone)]
+pub(crate) struct Places {
+    pub(crate) pipeline: PipelineName,
+    pub(crate) shards: Arc<[ShardKeys]>,
+    pub(crate) count: ShardCount,
+    /// Should not be a hot path.
+    pub(crate) link: Arc<Link>,
+}
+
 /// Writes the notes.
 struct Writer {
     shared: Arc<Shared>,
-    queue: Queue,
+    places: Places,
     kept: Kept,
     clock: SharedClock,
     dropped: Counter,
@@ -50,10 +61,10 @@ struct Writer {
 
 impl Recorder {
     /// A recorder, and the task that writes. The task ends after the last clone was dropped, and
-    /// writes what is left. `None`: nothing is kept. The link of `queue` should not be a hot path.
+    /// writes what is left. `None`: nothing is kept.
     pub(crate) fn new(
         history: History,
-        queue: Queue,
+        places: Places,
         clock: SharedClock,
     ) -> Option<(Self, impl Future<Output = ()> + Send + 'static)> {
         if history.slices == 0 {
@@ -61,9 +72,9 @@ impl Recorder {
         }
         let shared = Arc::<Shared>::default();
         let (open, mut closed) = mpsc::channel(1);
-        let kept = history.kept(queue.shard_count());
-        let dropped = history_dropped(queue.name());
-        let writer = Writer { shared: Arc::clone(&shared), queue, kept, clock, dropped };
+        let kept = history.kept(places.count);
+        let dropped = history_dropped(&places.pipeline);
+        let writer = Writer { shared: Arc::clone(&shared), places, kept, clock, dropped };
         let task = async move {
             let mut ended = false;
             while !ended {
@@ -121,14 +132,14 @@ impl Writer {
         let calls: Vec<Record<'_>> = shards
             .iter()
             .map(|(shard, Portions { done, failed })| Record {
-                keys: self.queue.keys(*shard),
+                keys: &self.places.shards[shard.index()],
                 now_ms,
                 kept: self.kept,
                 done,
                 failed,
             })
             .collect();
-        let written = tokio::time::timeout(PATIENCE, self.queue.link().call_all(&calls)).await;
+        let written = tokio::time::timeout(PATIENCE, self.places.link.call_all(&calls)).await;
         let failed = match written {
             Ok(Ok(replies)) => replies.into_iter().find_map(Result::err),
             Ok(Err(error)) => Some(error),
@@ -142,7 +153,7 @@ impl Writer {
     fn portions(&self, notes: Notes) -> BTreeMap<Shard, Portions> {
         let mut shards: BTreeMap<Shard, Vec<(BotId, Attempt)>> = BTreeMap::new();
         for (bot, attempt) in notes.done {
-            shards.entry(self.queue.shard_of(&bot)).or_default().push((bot, attempt));
+            shards.entry(bot.shard(self.places.count)).or_default().push((bot, attempt));
         }
         let mut all: BTreeMap<Shard, Portions> = BTreeMap::new();
         for (shard, done) in shards {
@@ -151,7 +162,7 @@ impl Writer {
         }
         for (bot, failures) in notes.failed {
             let packed = failures.iter().flat_map(packed::failure).collect();
-            let of_shard = all.entry(self.queue.shard_of(&bot)).or_default();
+            let of_shard = all.entry(bot.shard(self.places.count)).or_default();
             of_shard.failed.push((bot, packed));
         }
         all
@@ -159,6 +170,6 @@ impl Writer {
 
     fn lost(&self, count: usize, error: &dyn std::fmt::Display) {
         self.dropped.increment(count as u64);
-        debug!(pipeline = %self.queue.name(), attempts = count, %error, "attempts are not kept");
+        debug!(pipeline = %self.places.pipeline, attempts = count, %error, "attempts are not kept");
     }
 }

@@ -14,6 +14,7 @@ mod board;
 mod claim;
 mod commit;
 mod deferral;
+mod ending;
 mod estimate;
 mod lanes;
 mod note;

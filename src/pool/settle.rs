@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tracing::{debug, warn};
 
+use super::ending::Ending;
 use crate::event::Event;
 use crate::handler::{Failure, FailureKind, Outcome, Outcomes};
-use crate::history::Ending;
 use crate::id::{BotId, Lane, PipelineName, Sequence};
 use crate::metrics::PipelineMetrics;
 use crate::pool::retry::Backoff;
