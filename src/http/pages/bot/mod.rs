@@ -28,11 +28,16 @@ use crate::config::Scope;
 use crate::event::Glimpse;
 use crate::id::{BotId, PipelineName};
 use crate::pipeline::Protected;
-use crate::queue::{BotChange, BotState, BotView, DeadOfBot, Holdings, LastFailure, SET_MAX};
+use crate::queue::{
+    BotChange, BotState, BotView, DeadOfBot, Holdings, LaneAside, LastFailure, SET_MAX,
+};
 use crate::rate::{BURST_MAX, BotRate, LimitError, Weight};
 
 /// Number of next events shown per queue.
 const NEXT: usize = 5;
+/// Maximum number and bytes of events shown of the lanes that are set aside.
+const ASIDE: usize = 64;
+const ASIDE_BYTES: usize = 64 << 10;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -79,6 +84,8 @@ struct OfBot {
     quotas: Holdings,
     /// The sequences of its next events, and the starts of these.
     next: Vec<(u64, Option<Glimpse>)>,
+    /// Its lanes that are set aside.
+    lanes: Vec<LaneAside>,
     kept: Option<Protected>,
 }
 
@@ -167,11 +174,15 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
         let is_set = look.weight != Weight::ONE || look.rate.is_some() || look.burst.is_some();
         if look.depth > 0 || look.state != BotState::Idle || dead.count > 0 || is_set {
             let next = queue.glimpse_events(bot, NEXT).await?;
+            let lanes = match look.set_aside {
+                0 => Vec::new(),
+                _ => queue.lanes_aside(bot, ASIDE, ASIDE_BYTES).await?,
+            };
             let failure = queue.last_failure(&look).await?;
             let kept = queue.protected();
             let holds = queue.holdings(bot).await?;
             let quotas = queue.quotas().of(bot).into();
-            queues.push(OfBot { pipeline, look, failure, dead, holds, quotas, next, kept });
+            queues.push(OfBot { pipeline, look, failure, dead, holds, quotas, next, lanes, kept });
         }
     }
     Ok(View {
