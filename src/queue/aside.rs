@@ -1,5 +1,7 @@
 //! The lanes of a bot that are set aside, for operators.
 
+use std::collections::HashMap;
+
 use redis::{Pipeline, Value};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -12,6 +14,11 @@ use crate::event::Event;
 use crate::id::{BotId, Lane};
 use crate::redis::scripts::{Attempts, Part, Peek};
 use crate::redis::{RedisError, Reply};
+
+/// The bytes of a record that have its sequence.
+const HEAD: usize = 11;
+/// Maximum number of lanes whose first events are looked at for the age of the oldest one.
+const LOOKED_AT: usize = 512;
 
 /// A lane that is set aside after a failure, with its first events.
 #[derive(Debug, Serialize, ToSchema)]
@@ -84,6 +91,48 @@ impl Queue {
             lanes.push(LaneAside { lane, depth, attempts, due_ms, next });
         }
         Ok(lanes)
+    }
+
+    /// For each of these bots that has lanes set aside, the sequence of the oldest event in them. Only so
+    /// many lanes are looked at.
+    pub(super) async fn oldest_aside(
+        &self,
+        bots: &[BotId],
+    ) -> Result<HashMap<BotId, u64>, RedisError> {
+        let mut pipe = Pipeline::with_capacity(bots.len());
+        for bot in bots {
+            pipe.cmd("HGET").arg(self.keys_of(bot).attempts()).arg(bot.as_str());
+        }
+        let (mut peeks, mut oldest) = (Vec::new(), HashMap::new());
+        if bots.is_empty() {
+            return Ok(oldest);
+        }
+        let mut reply = self.replies(&pipe).await?;
+        for bot in bots {
+            let (_, aside) = self.read("view", Attempts::read(&mut reply))?;
+            peeks.extend(aside.lanes().iter().map(|waiting| Peek {
+                keys: self.keys_of(bot),
+                bot,
+                lane: Some(waiting.lane),
+                place: 0,
+                before: 0,
+                limit: 1,
+                bytes: 0,
+                part: Part::Start(HEAD),
+            }));
+        }
+        peeks.truncate(LOOKED_AT);
+        if peeks.is_empty() {
+            return Ok(oldest);
+        }
+        for (peek, peeked) in peeks.iter().zip(self.link().call_all(&peeks).await?) {
+            if let Some(record) = peeked?.records.first() {
+                let sequence = sequence_of(record);
+                let first = oldest.entry(peek.bot.clone()).or_insert(sequence);
+                *first = sequence.min(*first);
+            }
+        }
+        Ok(oldest)
     }
 
     async fn replies(&self, pipe: &Pipeline) -> Result<Reply, RedisError> {

@@ -163,8 +163,12 @@ impl Queue {
             sampled.extend(bots);
         }
         let heads = self.heads(&sampled).await?;
-        let oldest =
-            heads.values().map(|head| head.sequence).filter(|sequence| *sequence > 0).min();
+        let aside = match view.set_aside {
+            0 => HashMap::new(),
+            _ => self.oldest_aside(&sampled).await?,
+        };
+        let sequences = heads.values().map(|head| head.sequence).chain(aside.into_values());
+        let oldest = sequences.filter(|sequence| *sequence > 0).min();
         view.oldest_age_ms = oldest.map_or(0, |sequence| age_ms(sequence, now));
         Ok(view)
     }
@@ -227,9 +231,17 @@ impl Queue {
         let mut reply = self.read("view", Reply::new(Value::Array(values)))?;
         let heads = self.heads(bots).await?;
         let first = |bot: &BotId| heads.get(bot).map_or(0, |head| head.sequence);
-        bots.iter()
-            .map(|bot| self.read("view", view_bot(bot, first(bot), &mut reply, now)))
-            .collect()
+        let views = bots.iter().map(|bot| view_bot(bot, first(bot), &mut reply, now));
+        let mut views: Vec<BotView> = self.read("view", views.collect())?;
+        let with_lanes = views.iter().filter(|view| view.set_aside > 0);
+        let with_lanes: Vec<BotId> = with_lanes.map(|view| view.bot.clone()).collect();
+        let aside = self.oldest_aside(&with_lanes).await?;
+        for view in &mut views {
+            if let Some(sequence) = aside.get(&view.bot).filter(|sequence| **sequence > 0) {
+                view.oldest_age_ms = view.oldest_age_ms.max(age_ms(*sequence, now));
+            }
+        }
+        Ok(views)
     }
 
     /// Adds the counts of one shard; returns the bots to sample. An unreadable shard adds nothing.

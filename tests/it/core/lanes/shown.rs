@@ -42,6 +42,12 @@ async fn lanes_that_are_set_aside_are_listed_with_their_events_and_counted_in_a_
     .await;
 
     let shown = client.get(&format!("{BOT}?limit=4")).await.json();
+    assert!(
+        shown["oldest_age_ms"].as_u64().unwrap() > 0,
+        "the queue is empty, but lanes wait: {shown}"
+    );
+    let pipeline = client.get("/v1/pipelines/test").await.json();
+    assert!(pipeline["oldest_age_ms"].as_u64().unwrap() > 0, "{pipeline}");
     let lanes = shown["lanes_aside"].as_array().unwrap();
     assert_eq!(lanes.len(), 2, "{shown}");
     let now_ms =
