@@ -3,7 +3,7 @@
 -- ended and the sequence of its last event. If the queue has moved since, events are found again by
 -- their sequence, which mostly grows.
 --
--- KEYS  q:<bot>
+-- KEYS  q:<bot>, or a:<lane>:<bot> for a lane that is set aside
 -- ARGV  [1] place of the first event wanted, from 0; [2] sequence of the event before it, 0 for none;
 --       [3] most events; [4] most bytes, but at least one event; [5] bytes per record, -1 for all
 -- Reply place behind the last one, 0 if that is the end; records

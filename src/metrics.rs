@@ -60,6 +60,7 @@ table! {
     QUEUE_DEPTH "queue_depth" Gauge "Events in the queues";
     QUEUE_BOTS "queue_bots" Gauge "Bots by state: ready, leased, parked, paused";
     BOTS_THROTTLED "bots_throttled" Gauge "Bots whose events wait because of their rate";
+    BOTS_SET_ASIDE "bots_with_lanes_set_aside" Gauge "Bots with lanes that are set aside after a failure (order_by)";
     RATE_TOKENS "rate_tokens_total" Counter "Tokens that bots with a rate took: one for each event given to the handler";
     QUEUE_OLDEST_AGE "queue_oldest_age_seconds" Gauge "Age of the oldest queued event of a bot that is not paused";
     QUEUE_DROPPED "queue_dropped_total" Counter "Events dropped because the queue of their bot was full (on_overflow = drop_new)";
@@ -274,6 +275,7 @@ pub struct PipelineMetrics {
     pub async_leases: Gauge,
     pub parked: Gauge,
     pub throttled: Gauge,
+    pub set_aside: Gauge,
     pub tokens: Counter,
     pub paused: Gauge,
     pub oldest_age: Gauge,
@@ -320,6 +322,7 @@ impl PipelineMetrics {
             async_leases: level(ASYNC_LEASES),
             parked: bots("parked"),
             throttled: level(BOTS_THROTTLED),
+            set_aside: level(BOTS_SET_ASIDE),
             tokens: count(RATE_TOKENS),
             paused: bots("paused"),
             oldest_age: level(QUEUE_OLDEST_AGE),

@@ -2,22 +2,20 @@
 
 use std::time::Duration;
 
-use redis::{Pipeline, Value};
+use redis::Value;
 use serde::Serialize;
 use tokio::time::Instant;
 use utoipa::ToSchema;
 
 use super::OnBus;
-use crate::config::{OrderBy, PipelineConfig};
-use crate::event::{Event, Glimpse};
+use crate::config::PipelineConfig;
+use crate::event::Event;
 use crate::expression::{Facts, Filter, Glob, Sees};
 use crate::history::{Attempt, AttemptResult};
 use crate::id::{BotId, Lane, LetterId, Offset, PipelineName};
 use crate::queue::{BotState, Queue, Search};
-use crate::redis::{RedisError, Reply, ReplyError, keys};
+use crate::redis::{RedisError, Reply, keys};
 
-/// Maximum number of events of a lane that is set aside that a search reads.
-const LANE_MAX: usize = 1_000;
 /// The start of the reasons of dead letters that were too old.
 const TOO_OLD: [&str; 2] = ["its expirytime has passed", "it is older than max_age"];
 
@@ -127,7 +125,7 @@ impl Place<'_> {
             letter: None,
             attempts,
         };
-        let queued = self.queue.place_of(bot, id).await?;
+        let queued = self.queue.place_of(bot, None, id).await?;
         let complete = queued.is_complete();
         if let Search::Found(place) = queued {
             self.queued(&mut found, place).await?;
@@ -196,22 +194,12 @@ impl Place<'_> {
 
     /// Whether the event is in the list of a lane that is set aside.
     async fn is_set_aside(&self, bot: &BotId, id: &str) -> Result<bool, RedisError> {
-        if self.config.is_none_or(|config| config.order_by == OrderBy::Bot) {
+        if self.queue.view_bot(bot, self.now).await?.set_aside == 0 {
             return Ok(false);
         }
-        let shard = self.queue.keys(self.queue.shard_of(bot));
-        let mut pipe = Pipeline::new();
         for lane in Lane::all() {
-            pipe.cmd("LRANGE").arg(shard.lane(lane, bot)).arg(0).arg(LANE_MAX - 1);
-        }
-        let misread = |source: ReplyError| self.queue.link().misread("LRANGE", source);
-        for list in self.queue.link().run_checked("LRANGE", &pipe).await? {
-            let mut list = Reply::new(list).map_err(misread)?;
-            while list.len() > 0 {
-                let record = list.bytes().map_err(misread)?.unwrap_or_default();
-                if Glimpse::read(&record).is_some_and(|seen| seen.id == id) {
-                    return Ok(true);
-                }
+            if self.queue.place_of(bot, Some(lane), id).await?.found().is_some() {
+                return Ok(true);
             }
         }
         Ok(false)

@@ -20,7 +20,7 @@ use super::problem::{Kind, Problem};
 use crate::id::{BotId, PipelineName};
 use crate::queue::{
     BotChange, BotCursor, BotOrder, BotView, DeadOfBot, EventCursor, EventPage, Holdings,
-    LastFailure, Mark, Queue, QueuedEvent, SET_MAX,
+    LaneAside, LastFailure, Mark, Queue, QueuedEvent, SET_MAX,
 };
 use crate::rate::{BURST_MAX, Change, LimitError, Weight};
 
@@ -222,8 +222,11 @@ struct Bot {
     quotas: Holdings,
     /// Its dead letters.
     dead_letters: DeadOfBot,
-    /// Its next events, oldest first.
+    /// Its next events, oldest first. Those in lanes that are set aside are in `lanes_aside`.
     next: Vec<QueuedEvent>,
+    /// Its lanes that are set aside, the first to be tried again first; only on the first page.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    lanes_aside: Vec<LaneAside>,
     /// The cursor of the next page of its next events; absent on the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     cursor: Option<String>,
@@ -232,7 +235,8 @@ struct Bot {
 /// Show a bot
 ///
 /// A bot without any events is idle. A page of its next events has up to `limit` events and 4 MiB. If
-/// the queue moves meanwhile, an event may be listed twice or not at all.
+/// the queue moves meanwhile, an event may be listed twice or not at all. With `order_by`, lanes that failed
+/// are set aside. The first page has all of them, with up to `limit` of their events, spread over the lanes.
 #[utoipa::path(
     get, path = "/v1/pipelines/{pipeline}/bots/{bot}", tag = "bots", operation_id = "showBot",
     params(BotPath, ShowQuery),
@@ -250,6 +254,11 @@ async fn show(
     let after: Option<EventCursor> = cursors.read(uri.path(), query.cursor.as_deref())?;
     let queue = path.queue(&api, &caller).await?;
     let view = queue.view_bot(&path.bot, api.clock.now()).await?;
+    let lanes_aside = if view.set_aside > 0 && after.is_none() {
+        queue.lanes_aside(&path.bot, limit, Queue::ASIDE_BYTES).await?
+    } else {
+        Vec::new()
+    };
     let EventPage { events: next, next: more } =
         queue.page_of_events(&path.bot, after, limit).await?;
     let cursor = more.filter(|_| limit > 0).map(|more| cursors.write(uri.path(), &more));
@@ -257,7 +266,7 @@ async fn show(
     let dead_letters = queue.dead_of(&path.bot).await?;
     let holds = queue.holdings(&path.bot).await?;
     let quotas = queue.quotas().of(&path.bot).into();
-    Ok(Json(Bot { view, last_failure, holds, quotas, dead_letters, next, cursor }))
+    Ok(Json(Bot { view, last_failure, holds, quotas, dead_letters, next, lanes_aside, cursor }))
 }
 
 /// The settings of a bot. What is left out stays as it is.

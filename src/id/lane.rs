@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The number of lanes of a bot. Redis stores lanes, so it never changes.
@@ -9,7 +10,7 @@ pub const LANES: u8 = 64;
 
 /// A fixed subset of the ordering keys of a bot: `xxh3(key) % 64`. The events of a lane are handled in
 /// order. Redis stores lanes, so the hash never changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct Lane(u8);
 
 impl Lane {

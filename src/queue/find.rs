@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{LetterOfBot, Queue, delayed_bot};
 use crate::event::{Event, Glimpse};
 use crate::history::{self, Attempt};
-use crate::id::{BotId, Sequence};
+use crate::id::{BotId, Lane, Sequence};
 use crate::redis::scripts::{Part, Peek};
 use crate::redis::{RedisError, Reply, ReplyError, parse_score};
 
@@ -41,13 +41,19 @@ impl<T> Search<T> {
 }
 
 impl Queue {
-    /// The place of an event in the queue of its bot, from 0.
-    pub(crate) async fn place_of(&self, bot: &BotId, id: &str) -> Result<Search<u64>, RedisError> {
+    /// The place of an event in the queue of its bot, or in a lane that is set aside, from 0.
+    pub(crate) async fn place_of(
+        &self,
+        bot: &BotId,
+        lane: Option<Lane>,
+        id: &str,
+    ) -> Result<Search<u64>, RedisError> {
         let (mut place, mut before) = (0, 0);
         while place < EVENTS_MAX {
             let peek = Peek {
                 keys: self.keys_of(bot),
                 bot,
+                lane,
                 place,
                 before,
                 limit: PAGE,

@@ -45,6 +45,8 @@ pub struct PipelineView {
     pub parked: u64,
     /// Paused bots.
     pub paused: u64,
+    /// Bots with lanes that are set aside after a failure (`order_by`).
+    pub set_aside: u64,
     /// Events that are not due yet.
     pub delayed: u64,
     /// Dead letters kept.
@@ -80,6 +82,9 @@ pub struct BotView {
     pub state: BotState,
     /// Events queued.
     pub depth: u64,
+    /// Those of them in lanes that are set aside after a failure (`order_by`).
+    #[serde(skip_serializing_if = "is_zero")]
+    pub set_aside: u64,
     /// Age of its first event, ms.
     pub oldest_age_ms: u64,
     /// Fence of the current lease.
@@ -103,6 +108,11 @@ pub struct BotView {
     pub throttled_since_ms: Option<u64>,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
 /// One event at the head of a queue.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct QueuedEvent {
@@ -120,7 +130,7 @@ impl Queue {
     pub async fn view(&self, now: Duration) -> Result<PipelineView, RedisError> {
         let mut pipe = Pipeline::new();
         for keys in self.shards().iter() {
-            pipe.cmd("HMGET").arg(keys.meta()).arg("depth").arg("paused").arg("open");
+            pipe.cmd("HMGET").arg(keys.meta()).arg("depth").arg("paused").arg("open").arg("lanes");
             pipe.cmd("ZCARD").arg(keys.ready());
             pipe.cmd("HLEN").arg(keys.owners());
             pipe.cmd("ZCARD").arg(keys.busy());
@@ -153,8 +163,12 @@ impl Queue {
             sampled.extend(bots);
         }
         let heads = self.heads(&sampled).await?;
-        let oldest =
-            heads.values().map(|head| head.sequence).filter(|sequence| *sequence > 0).min();
+        let aside = match view.set_aside {
+            0 => HashMap::new(),
+            _ => self.oldest_aside(&sampled).await?,
+        };
+        let sequences = heads.values().map(|head| head.sequence).chain(aside.into_values());
+        let oldest = sequences.filter(|sequence| *sequence > 0).min();
         view.oldest_age_ms = oldest.map_or(0, |sequence| age_ms(sequence, now));
         Ok(view)
     }
@@ -217,9 +231,17 @@ impl Queue {
         let mut reply = self.read("view", Reply::new(Value::Array(values)))?;
         let heads = self.heads(bots).await?;
         let first = |bot: &BotId| heads.get(bot).map_or(0, |head| head.sequence);
-        bots.iter()
-            .map(|bot| self.read("view", view_bot(bot, first(bot), &mut reply, now)))
-            .collect()
+        let views = bots.iter().map(|bot| view_bot(bot, first(bot), &mut reply, now));
+        let mut views: Vec<BotView> = self.read("view", views.collect())?;
+        let with_lanes = views.iter().filter(|view| view.set_aside > 0);
+        let with_lanes: Vec<BotId> = with_lanes.map(|view| view.bot.clone()).collect();
+        let aside = self.oldest_aside(&with_lanes).await?;
+        for view in &mut views {
+            if let Some(sequence) = aside.get(&view.bot).filter(|sequence| **sequence > 0) {
+                view.oldest_age_ms = view.oldest_age_ms.max(age_ms(*sequence, now));
+            }
+        }
+        Ok(views)
     }
 
     /// Adds the counts of one shard; returns the bots to sample. An unreadable shard adds nothing.
@@ -263,6 +285,7 @@ impl PipelineView {
         self.open += shard.open;
         self.parked += shard.parked;
         self.paused += shard.paused;
+        self.set_aside += shard.set_aside;
         self.delayed += shard.delayed;
         self.dead += shard.dead;
         self.stopped |= shard.stopped;
@@ -276,6 +299,7 @@ fn look(reply: &mut Reply) -> Result<(PipelineView, i64, Vec<BotId>), ReplyError
     let depth = meta.optional::<i64>()?.unwrap_or(0);
     let stopped = meta.bytes()?.is_some();
     let open = meta.optional::<i64>()?.unwrap_or(0);
+    let lanes = meta.optional::<i64>()?.unwrap_or(0);
     let (ready, leased) = (reply.number()?, reply.number::<u64>()?);
     let view = PipelineView {
         depth: u64::try_from(depth).unwrap_or(0),
@@ -284,6 +308,7 @@ fn look(reply: &mut Reply) -> Result<(PipelineView, i64, Vec<BotId>), ReplyError
         open: u64::try_from(open).unwrap_or(0),
         parked: reply.number::<u64>()?.saturating_sub(leased),
         paused: reply.number()?,
+        set_aside: u64::try_from(lanes).unwrap_or(0),
         delayed: reply.number()?,
         dead: reply.number()?,
         oldest_age_ms: 0,
@@ -319,7 +344,8 @@ fn view_bot(
         .ok_or_else(|| ReplyError::unexpected("the limits of a bot", &limits))?;
     let slow = reply.score()?;
     // Events in lanes that are set aside are queued, too.
-    let depth = depth + reply.optional::<u64>()?.unwrap_or(0);
+    let set_aside = reply.optional::<u64>()?.unwrap_or(0);
+    let depth = depth + set_aside;
     let numbers =
         |text: &str| -> Vec<u64> { text.split('|').filter_map(|part| part.parse().ok()).collect() };
     let state = match (own.is_empty(), until.is_some(), paused, ready) {
@@ -334,6 +360,7 @@ fn view_bot(
         bot: bot.clone(),
         state,
         depth,
+        set_aside,
         oldest_age_ms: if first == 0 { 0 } else { age_ms(first, now) },
         fence: numbers(&own).first().copied(),
         until_ms: until

@@ -15,6 +15,7 @@
 //! `lua/enqueue.lua` (the copy from the bus happens once), `lua/recover.lua` (a Redis that lost its
 //! last writes). The invariants of the keys are in `lua/shared.lua` and [`crate::redis::keys`].
 
+mod aside;
 mod attempts;
 pub(crate) mod capability;
 mod dead;
@@ -37,6 +38,7 @@ pub(crate) mod wake;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::aside::LaneAside;
 pub use self::dead::{DeadLetter, DeadOfBot, LetterOfBot};
 pub use self::depth::Depth;
 pub(crate) use self::failure::Noted;

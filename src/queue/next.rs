@@ -45,6 +45,7 @@ impl Queue {
             let peek = Peek {
                 keys: self.keys_of(bot),
                 bot,
+                lane: None,
                 place,
                 before: sequence,
                 limit: limit - events.len(),
@@ -101,6 +102,7 @@ impl Queue {
         let peek = Peek {
             keys: self.keys_of(bot),
             bot,
+            lane: None,
             place: 0,
             before: 0,
             limit,
@@ -113,6 +115,6 @@ impl Queue {
     }
 }
 
-fn sequence_of(record: &[u8]) -> u64 {
+pub(super) fn sequence_of(record: &[u8]) -> u64 {
     Event::sequence_of(record).map_or(0, Sequence::get)
 }

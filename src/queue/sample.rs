@@ -274,6 +274,7 @@ fn show(metrics: &PipelineMetrics, view: &PipelineView) {
     metrics.async_leases.set(view.open as f64);
     metrics.parked.set(view.parked as f64);
     metrics.paused.set(view.paused as f64);
+    metrics.set_aside.set(view.set_aside as f64);
     metrics.dead_letters.set(view.dead as f64);
     metrics.oldest_age.set(view.oldest_age_ms as f64 / 1_000.0);
 }

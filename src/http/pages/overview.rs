@@ -389,6 +389,7 @@ mod tests {
             bot: BotId::parse("<b>\"&'").unwrap(),
             state: BotState::Paused,
             depth: 777,
+            set_aside: 0,
             oldest_age_ms: 1_000,
             fence: None,
             until_ms: None,

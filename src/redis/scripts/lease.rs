@@ -109,7 +109,7 @@ impl Attempts {
     }
 
     /// Reads a field of the hash `att`, with the lanes that are set aside; empty: none.
-    pub(super) fn read(reply: &mut Reply) -> Result<(Self, Aside), ReplyError> {
+    pub(crate) fn read(reply: &mut Reply) -> Result<(Self, Aside), ReplyError> {
         let text = reply.text()?;
         if text.is_empty() {
             return Ok(Default::default());

@@ -33,6 +33,8 @@ pub struct Peek<'a> {
     pub keys: &'a ShardKeys,
     /// The bot.
     pub bot: &'a BotId,
+    /// A lane that is set aside; `None`: the queue.
+    pub lane: Option<Lane>,
     /// The place of the first event, from 0.
     pub place: u64,
     /// The sequence of the event before it; 0 for none.
@@ -60,7 +62,8 @@ impl Call for Peek<'_> {
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::peek, 1);
-        cmd.arg(self.keys.queue(self.bot)).arg(self.place).arg(self.before);
+        let list = self.lane.map(|lane| self.keys.lane(lane, self.bot));
+        cmd.arg(list.unwrap_or_else(|| self.keys.queue(self.bot))).arg(self.place).arg(self.before);
         cmd.arg(self.limit).arg(self.bytes).arg(self.part.argument());
         cmd
     }

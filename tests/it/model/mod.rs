@@ -1,6 +1,6 @@
 //! The queue protocol as a model. One test explores every interleaving of a small system. Another
-//! runs random operations on the model and on the real scripts side by side. A third explores the lanes
-//! of one bot. A fourth tests the checker that judges recorded runs.
+//! runs random operations, also with lanes, on the model and on the real scripts side by side. A third
+//! explores the lanes of one bot. A fourth tests the checker that judges recorded runs.
 
 mod exhaustive;
 mod history_checker;

@@ -31,6 +31,7 @@ const LONG: Duration = Duration::from_secs(120);
 const SHARED: &[&str] = &[
     "fairlane_async_leases",
     "fairlane_bots_throttled",
+    "fairlane_bots_with_lanes_set_aside",
     "fairlane_bus_lag_events",
     "fairlane_counters_unflushed",
     "fairlane_counters_unflushed_oldest_seconds",

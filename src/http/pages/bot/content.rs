@@ -10,7 +10,7 @@ use crate::automations::profile::Profile;
 use crate::automations::subscribers::Kept;
 use crate::clock::rfc3339;
 use crate::id::BotId;
-use crate::queue::{BotState, LastFailure};
+use crate::queue::{BotState, LaneAside, LastFailure};
 
 /// The form that asks for a bot.
 pub(super) fn which(bot: Option<&BotId>) -> Markup {
@@ -94,6 +94,7 @@ fn queue(view: &View, of: &OfBot) -> Markup {
                 p { "Every call fails since " (ago(*since_ms)) " ago. Failed " (ago(*time_ms)) " ago: " (reason) }
             }
             (dead(view, of))
+            @if !of.lanes.is_empty() { (lanes(view, &of.lanes)) }
             @if !of.next.is_empty() {
                 div.wide tabindex="0" role="region" aria-label="Next events" {
                     table {
@@ -123,6 +124,41 @@ fn queue(view: &View, of: &OfBot) -> Markup {
             }
             @if view.may_operate { (actions(view, of)) }
             @if view.may_set { (settings(view, of)) }
+        }
+    }
+}
+
+/// The lanes that are set aside, each with its first event.
+fn lanes(view: &View, lanes: &[LaneAside]) -> Markup {
+    html! {
+        div.wide tabindex="0" role="region" aria-label="Lanes set aside" {
+            table {
+                caption { "Lanes set aside after a failure" }
+                thead { tr { th.number scope="col" { "Lane" } th.number scope="col" { "Events" } th.number scope="col" { "Attempts" } th scope="col" { "Next attempt" } th scope="col" { "First event" } th scope="col" { "Subject" } } }
+                tbody {
+                    @for LaneAside { lane, depth, attempts, due_ms, next } in lanes {
+                        tr data-key=(lane) {
+                            td.number { (lane) }
+                            td.number { (grouped(*depth)) }
+                            td.number { (attempts) }
+                            td {
+                                @match due_ms.saturating_sub(view.now_ms) / 1_000 * 1_000 {
+                                    0 => "now",
+                                    left => { "in " (spoken(left)) }
+                                }
+                            }
+                            @match next.first().map(|first| &first.event) {
+                                Some(Some(event)) => {
+                                    td.text { code { (event.kind()) } " " (event.id()) }
+                                    td.text { (event.subject().unwrap_or_default()) }
+                                }
+                                Some(None) => { td.none colspan="2" { "its record cannot be read" } }
+                                None => { td.none colspan="2" { "not shown: the events before it are large" } }
+                            }
+                        }
+                    }
+                }
+            }
         }
     }
 }

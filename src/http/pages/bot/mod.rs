@@ -29,13 +29,18 @@ use crate::event::Glimpse;
 use crate::history::Attempt;
 use crate::id::{BotId, PipelineName};
 use crate::pipeline::Protected;
-use crate::queue::{BotChange, BotState, BotView, DeadOfBot, Holdings, LastFailure, SET_MAX};
+use crate::queue::{
+    BotChange, BotState, BotView, DeadOfBot, Holdings, LaneAside, LastFailure, SET_MAX,
+};
 use crate::rate::{BURST_MAX, BotRate, LimitError, Weight};
 
 /// Number of next events shown per queue.
 const NEXT: usize = 5;
 /// Number of attempts shown per queue.
 const ATTEMPTS: usize = 10;
+/// Maximum number and bytes of events shown of the lanes that are set aside.
+const ASIDE: usize = 64;
+const ASIDE_BYTES: usize = 64 << 10;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -85,6 +90,8 @@ struct OfBot {
     attempts: Vec<Attempt>,
     /// The sequences of its next events, and the starts of these.
     next: Vec<(u64, Option<Glimpse>)>,
+    /// Its lanes that are set aside.
+    lanes: Vec<LaneAside>,
     kept: Option<Protected>,
 }
 
@@ -179,6 +186,10 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
             || is_set
         {
             let next = queue.glimpse_events(bot, NEXT).await?;
+            let lanes = match look.set_aside {
+                0 => Vec::new(),
+                _ => queue.lanes_aside(bot, ASIDE, ASIDE_BYTES).await?,
+            };
             let failure = queue.last_failure(&look).await?;
             let kept = queue.protected();
             let holds = queue.holdings(bot).await?;
@@ -192,6 +203,7 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
                 quotas,
                 attempts,
                 next,
+                lanes,
                 kept,
             });
         }

@@ -2,6 +2,7 @@
 
 mod push;
 mod share;
+mod shown;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -259,7 +259,16 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Note { key: "fl:{s}:read", offset: at, entries: 1 }),
         named(&Beat { key: "fl:processes", id: "i", says: "s", ttl_ms: 1 }),
         named(&Heads { keys, bots: &[a.clone(), bot("b")] }),
-        named(&Peek { keys, bot: a, place: 0, before: 0, limit: 1, bytes: 1, part: Part::Whole }),
+        named(&Peek {
+            keys,
+            bot: a,
+            lane: None,
+            place: 0,
+            before: 0,
+            limit: 1,
+            bytes: 1,
+            part: Part::Whole,
+        }),
         named(&ReadSlice { keys, bot: a, limit: 1, bytes: 1 }),
         named(&Letters {
             keys,

@@ -356,6 +356,7 @@ impl System {
             cost: i64::from(n),
             mode,
             exceptions: Vec::new(),
+            aside: None,
         };
         let reply = match state.server.own.get(&held.bot) {
             Some(&lease) if self.without == Some(Rule::FenceCheck) => {

@@ -3,13 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use fairlane::id::{BotId, Offset};
+use fairlane::id::{BotId, Lane, Offset};
 use fairlane::redis::keys::ShardKeys;
 use redis::{FromRedisValue, Pipeline, Value};
 
 use super::operation::{BOTS, KEYS, STREAMS};
 use super::real::REFUSED;
-use crate::model::state_machine::{Attempts, Bot, Event, Key, Lease, Letter, Reason, Server, size};
+use crate::model::state_machine::{
+    Attempts, Bot, Event, Key, LANES, Lease, Letter, Reason, Server, size,
+};
 use crate::support::script_harness::{FEW, OWN_KEYS};
 
 /// Ids that would do harm as a pattern, as a hash tag or joined with a separator. They are in the
@@ -33,6 +35,9 @@ pub(super) fn look(keys: &ShardKeys, bots: &[BotId]) -> Pipeline {
     pipe.cmd("XRANGE").arg(&keys.dlq).arg("-").arg("+").hgetall(keys.held());
     for bot in bots {
         pipe.lrange(keys.queue(bot), 0, -1);
+        for lane in lanes() {
+            pipe.lrange(keys.lane(lane, bot), 0, -1);
+        }
     }
     for key in 0..KEYS {
         pipe.get(keys.idempotency(&key_name(key)));
@@ -44,6 +49,7 @@ pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
     let mut values = values.into_iter();
     check_keys(keys, read(&mut values));
     let mut server = Server::default();
+    let mut bots_with_lanes = 0;
     for (field, value) in read::<BTreeMap<String, String>>(&mut values) {
         match &*field {
             "v" => server.v = number(&value),
@@ -53,6 +59,7 @@ pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
             "open" => server.open = number(&value),
             "told" => server.told = number(&value),
             "run" => server.run = run(&value),
+            "lanes" => bots_with_lanes = number(&value),
             "paused" => server.shard_paused = value == "1",
             _ => panic!("meta has a field {field:?}"),
         }
@@ -66,10 +73,19 @@ pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
         assert!(confirmed <= 2, "{value:?}");
         Lease { fence, acked, start, confirmed: confirmed > 0, handed: confirmed == 2 }
     });
-    server.att = by_bot(&mut values, |value| {
-        let [suspect, lost, failed, isolate] = parts(value).map(|n| u32::try_from(n).unwrap());
-        Attempts { suspect, lost, failed, isolate }
-    });
+    for (bot, text) in by_bot(&mut values, str::to_owned) {
+        let fields: Vec<&str> = text.splitn(5, '|').collect();
+        let counts = fields[..4].join("|");
+        let [suspect, lost, failed, isolate] = parts(&counts).map(|n| u32::try_from(n).unwrap());
+        let attempts = Attempts { suspect, lost, failed, isolate };
+        if let Some(lanes) = fields.get(4) {
+            server.aside.insert(bot, aside(lanes));
+        }
+        if attempts != Attempts::default() || fields.len() == 4 {
+            server.att.insert(bot, attempts);
+        }
+    }
+    assert_eq!(bots_with_lanes, server.aside.len(), "bots with lanes are counted");
     server.fin = scores(&mut values);
     server.paused = read::<Vec<String>>(&mut values).iter().map(|name| bot(name)).collect();
     server.weight = by_bot(&mut values, number);
@@ -101,6 +117,13 @@ pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
         if !queue.is_empty() {
             server.queues.insert(bot, queue);
         }
+        for lane in 0..LANES {
+            let records: Vec<Vec<u8>> = read(&mut values);
+            if !records.is_empty() {
+                let list = records.iter().map(|bytes| record(bytes)).collect();
+                server.lists.insert((bot, lane), list);
+            }
+        }
     }
     for key in 0..KEYS {
         if let Some(sequence) = read::<Option<String>>(&mut values) {
@@ -112,7 +135,8 @@ pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
     let mut truth: BTreeMap<String, u64> = truth.collect();
     for (bot, queue) in &server.queues {
         let field = format!("q{}", NAMES[usize::from(*bot)]);
-        if queue.len() < FEW && !held.contains_key(&field) {
+        let few = queue.len() < FEW && !server.aside.contains_key(bot);
+        if few && !held.contains_key(&field) {
             truth.remove(&field);
         }
     }
@@ -128,12 +152,29 @@ fn check_keys(keys: &ShardKeys, found: Vec<String>) {
             .chain(["hwm", "due", "later", "dlq"])
             .map(str::to_owned)
             .chain(NAMES.map(|name| format!("q:{name}")))
+            .chain(
+                NAMES.iter().flat_map(|name| lanes().map(move |lane| format!("a:{lane}:{name}"))),
+            )
             .chain((0..KEYS).map(|key| format!("idem:{}", key_name(key))))
             .map(|name| format!("{}{name}", keys.prefix()))
             .collect();
     for key in found {
         assert!(known.contains(&key) || OWN_KEYS.contains(&&*key), "a key {key:?} was written");
     }
+}
+
+fn lanes() -> impl Iterator<Item = Lane> {
+    Lane::all().take(usize::from(LANES))
+}
+
+/// Reads the lanes that are set aside, as `real` wrote them.
+fn aside(text: &str) -> Vec<(u8, i64)> {
+    let rest = text.strip_prefix("7;;").unwrap_or_else(|| panic!("{text:?} are no lanes"));
+    let lane = |text: &str| {
+        let [lane, due_ms, 1, 2] = numbers(text, ':') else { panic!("{text:?} is no lane") };
+        (u8::try_from(lane).unwrap(), i64::try_from(due_ms).unwrap())
+    };
+    rest.split(',').map(lane).collect()
 }
 
 fn read<T: FromRedisValue>(values: &mut impl Iterator<Item = Value>) -> T {
@@ -158,7 +199,11 @@ fn by_bot<T>(
 }
 
 fn parts(text: &str) -> [u64; 4] {
-    let parts: Vec<u64> = text.split('|').map(number).collect();
+    numbers(text, '|')
+}
+
+fn numbers(text: &str, between: char) -> [u64; 4] {
+    let parts: Vec<u64> = text.split(between).map(number).collect();
     parts.try_into().unwrap_or_else(|_| panic!("{text:?} has not four parts"))
 }
 

@@ -104,6 +104,21 @@ pub(super) struct Ending {
     pub(super) exceptions: Vec<(u32, Exception)>,
     /// Uses the lease of another run with the same fence.
     pub(super) other_run: bool,
+    pub(super) lanes: Lanes,
+}
+
+/// What a completion does with lanes, if the case has some.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lanes {
+    /// It is for the list of one of the lanes that are set aside, if there is one.
+    pub(super) list: Option<Index>,
+    /// The fate of the first event of the list.
+    pub(super) first: Option<Exception>,
+    /// The lanes that fail, a bit each.
+    pub(super) fail: u8,
+    /// When lanes that fail are due again.
+    pub(super) due_ms: i64,
+    pub(super) next_ms: i64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -215,6 +230,13 @@ fn claim() -> impl Strategy<Value = Operation> {
     )
 }
 
+fn exception() -> impl Strategy<Value = Exception> {
+    prop_oneof![
+        (0..4_u32).prop_map(|attempts| Exception::Dead { attempts }),
+        millis().prop_map(|after_ms| Exception::Later { after_ms }),
+    ]
+}
+
 fn ending() -> impl Strategy<Value = Ending> {
     let lease = prop_oneof![6 => 0..3_usize, 1 => 0..12_usize];
     let counting = prop_oneof![
@@ -240,17 +262,23 @@ fn ending() -> impl Strategy<Value = Ending> {
         1 => millis().prop_map(|ms| What::Park { ms }),
         1 => (millis(), 0..3_u32).prop_map(|(ms, isolate)| What::Fail { ms, isolate }),
     ];
-    let exception = prop_oneof![
-        (0..4_u32).prop_map(|attempts| Exception::Dead { attempts }),
-        millis().prop_map(|after_ms| Exception::Later { after_ms }),
-    ];
     let exceptions = prop_oneof![
         3 => Just(Vec::new()),
-        1 => prop::collection::vec((0..4_u32, exception), 1..4),
+        1 => prop::collection::vec((0..4_u32, exception()), 1..4),
     ];
     let n = 0..5_u32;
-    (lease, counting, n, cost, what, exceptions, prop::bool::weighted(0.05)).prop_map(
-        |(lease, counting, n, cost, what, exceptions, other_run)| Ending {
+    let fail = prop_oneof![1 => Just(0_u8), 1 => 0..8_u8];
+    let list = (prop::option::of(any::<Index>()), prop::option::weighted(0.3, exception()));
+    let lanes =
+        (list, fail, millis(), millis()).prop_map(|((list, first), fail, due_ms, next_ms)| Lanes {
+            list,
+            first,
+            fail,
+            due_ms,
+            next_ms,
+        });
+    (lease, counting, n, cost, what, exceptions, prop::bool::weighted(0.05), lanes).prop_map(
+        |(lease, counting, n, cost, what, exceptions, other_run, lanes)| Ending {
             lease,
             counting,
             n,
@@ -258,6 +286,7 @@ fn ending() -> impl Strategy<Value = Ending> {
             what,
             exceptions,
             other_run,
+            lanes,
         },
     )
 }
@@ -302,6 +331,18 @@ pub(super) fn any_operation() -> BoxedStrategy<Operation> {
             .prop_map(|(ahead_ms, other_bot)| Operation::Promote { ahead_ms, other_bot }),
         1 => prop::bool::weighted(0.7).prop_map(|restarted| Operation::Recover { restarted }),
         5 => operator(),
+    ]
+    .boxed()
+}
+
+/// Operations of a case with lanes: more slices and operators, so that lanes fail and more happens to
+/// them.
+pub(super) fn any_operation_with_lanes() -> BoxedStrategy<Operation> {
+    prop_oneof![
+        8 => any_operation(),
+        1 => claim(),
+        2 => prop::collection::vec(ending(), 1..4).prop_map(Operation::Complete),
+        1 => operator(),
     ]
     .boxed()
 }

@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use fairlane::id::{BotId, Fence, Offset, PipelineName, Prefix, ShardCount};
+use fairlane::id::{BotId, Fence, Lane, Offset, PipelineName, Prefix, ShardCount};
 use fairlane::quotas::{NO_QUOTAS, Quota, Quotas};
+use fairlane::redis::aside::{Aside, Waiting};
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{self as call, Call};
 use redis::{Cmd, Value};
@@ -39,6 +40,7 @@ pub(super) struct Real {
     letters: Vec<Offset>,
     /// What a holder reads.
     queues: BTreeMap<Bot, VecDeque<(u64, Event)>>,
+    lists: BTreeMap<(Bot, u8), VecDeque<(u64, Event)>>,
 }
 
 impl Real {
@@ -46,8 +48,8 @@ impl Real {
         let shard = ShardCount::new(1).unwrap().shards().next().unwrap();
         let keys = ShardKeys::new(&Prefix::default(), &PipelineName::parse("p").unwrap(), shard);
         let bots = NAMES.iter().map(|name| BotId::parse(name).unwrap()).collect();
-        let (fences, queues) = (BTreeMap::new(), BTreeMap::new());
-        Self { harness, keys, bots, fences, letters: Vec::new(), queues }
+        let (fences, queues, lists) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { harness, keys, bots, fences, letters: Vec::new(), queues, lists }
     }
 
     /// Removes all data but the scripts.
@@ -56,6 +58,7 @@ impl Real {
         self.fences.clear();
         self.letters.clear();
         self.queues.clear();
+        self.lists.clear();
     }
 
     fn bot(&self, bot: Bot) -> &BotId {
@@ -227,9 +230,13 @@ impl Real {
             isolate: claim.batch as usize,
         };
         let mut fences = Vec::new();
-        let outcome = self.script(step, &call, |reply, _| {
+        let outcome = self.script(step, &call, |reply, server| {
             fences.extend(reply.leases.iter().map(|grant| grant.fence));
             assert_eq!(signed(reply.now_us), step.now_us);
+            for grant in &reply.leases {
+                let lanes = server.aside.get(&decode::bot(grant.bot.as_str()));
+                assert_eq!(grant.aside, lanes.map_or_else(Aside::default, |lanes| aside(lanes)));
+            }
             let granted = reply.leases.iter().map(|grant| Granted {
                 bot: decode::bot(grant.bot.as_str()),
                 fence: grant.fence.get(),
@@ -283,16 +290,22 @@ impl Real {
             fate: match fate {
                 Fate::Dead { attempts } => call::Fate::Dead { reason: REFUSED.into(), attempts },
                 Fate::Later { at_ms } => call::Fate::Later { at_ms: unsigned(at_ms) },
+                Fate::Lane(number) => call::Fate::Lane(lane(number)),
             },
         });
         let run = call.run.map_or_else(String::new, |run| decode::run_id(run)[..8].to_owned());
+        let list = call.aside.as_ref().and_then(|change| change.list);
+        let events = match list {
+            None => self.queues.get(&call.bot),
+            Some(lane) => self.lists.get(&(call.bot, lane)),
+        };
         call::Completion {
             bot: self.bot(call.bot).clone(),
             run: Arc::from(run),
             fence: self.fences[&call.fence],
             before: call.before as usize,
             n: call.n as usize,
-            bytes: self.queues.get(&call.bot).map_or(0, |queue| {
+            bytes: events.map_or(0, |queue| {
                 let taken = queue.iter().take(call.n as usize);
                 taken.map(|&(_, event)| record_size(event)).sum()
             }),
@@ -306,7 +319,11 @@ impl Real {
             cost: unsigned(call.cost),
             exceptions: exceptions.collect(),
             leaving: None,
-            aside: None,
+            aside: call.aside.as_ref().map(|change| call::AsideChange {
+                aside: aside(&change.lanes),
+                next_ms: unsigned(change.next_ms),
+                list: change.list.map(lane),
+            }),
         }
     }
 
@@ -337,8 +354,22 @@ impl Real {
         (server.slice_us, server.limits) = (SLICE_US, step.limits);
         self.letters = letters;
         self.queues.clone_from(&server.queues);
+        self.lists.clone_from(&server.lists);
         (reply, published, server)
     }
+}
+
+fn lane(number: u8) -> Lane {
+    Lane::from_digits(&number.to_string()).unwrap()
+}
+
+/// The lanes that are set aside, as a worker writes them.
+fn aside(lanes: &[(u8, i64)]) -> Aside {
+    let mut aside = if lanes.is_empty() { Aside::default() } else { Aside::of(7) };
+    for &(number, due_ms) in lanes {
+        aside.set(Waiting { lane: lane(number), due_ms: unsigned(due_ms), attempts: 1, alone: 2 });
+    }
+    aside
 }
 
 fn attempts(attempts: call::Attempts) -> Attempts {

@@ -6,10 +6,12 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 use proptest_state_machine::ReferenceStateMachine;
 
-use super::operation::{Bound, Chain, Counting, Ending, Operation, What, any_operation};
+use super::operation::{
+    Bound, Chain, Counting, Ending, Operation, What, any_operation, any_operation_with_lanes,
+};
 use crate::model::state_machine::{
-    Bot, Claim, Claimed, Completed, Completion, Enqueued, Event, Granted, Key, Limits, Mode,
-    Pushed, Refused, Server, Stream, Take,
+    Bot, Change, Claim, Claimed, Completed, Completion, Enqueued, Event, Fate, Granted, Key, Lane,
+    Limits, Mode, Pushed, Refused, Server, Stream, Take, lane_of,
 };
 
 /// A time as servers have it: more than 2^50 µs.
@@ -96,6 +98,8 @@ pub(super) struct ReferenceState {
     held: Vec<Held>,
     next_event: Event,
     runs: u32,
+    /// Whether the pipeline has lanes.
+    has_lanes: bool,
 }
 
 pub(super) struct Reference;
@@ -107,13 +111,22 @@ impl ReferenceStateMachine for Reference {
     fn init_state() -> BoxedStrategy<ReferenceState> {
         let limits = Limits { dead_max: 4, ..Limits::default() };
         let server = Server { limits, ..Server::new(SLICE_US) };
-        let (step, held) = (None, Vec::new());
-        Just(ReferenceState { server, step, now_us: START_US, held, next_event: 0, runs: 0 })
+        let state = ReferenceState {
+            server,
+            step: None,
+            now_us: START_US,
+            held: Vec::new(),
+            next_event: 0,
+            runs: 0,
+            has_lanes: false,
+        };
+        any::<bool>()
+            .prop_map(move |has_lanes| ReferenceState { has_lanes, ..state.clone() })
             .boxed()
     }
 
-    fn transitions(_: &ReferenceState) -> BoxedStrategy<Operation> {
-        any_operation()
+    fn transitions(state: &ReferenceState) -> BoxedStrategy<Operation> {
+        if state.has_lanes { any_operation_with_lanes() } else { any_operation() }
     }
 
     fn apply(mut state: ReferenceState, operation: &Operation) -> ReferenceState {
@@ -236,8 +249,14 @@ impl ReferenceState {
     }
 
     fn completion(&self, ending: &Ending) -> Option<Completion> {
-        let latest = self.held.len().checked_sub(1)?;
-        let held = &self.held[latest - ending.lease % self.held.len()];
+        let is_live = |held: &&Held| {
+            self.server.own.get(&held.bot).is_some_and(|lease| lease.fence == held.fence)
+        };
+        // With lanes, most calls are of current holders: only these meet lanes.
+        let any =
+            !self.has_lanes || ending.lease > 2 || !self.held.iter().any(|held| is_live(&held));
+        let leases: Vec<&Held> = self.held.iter().filter(|held| any || is_live(held)).collect();
+        let held = leases[leases.len().checked_sub(1)? - ending.lease % leases.len()];
         let until_ms = |ms: i64| self.now_ms() + ms;
         let mode = match ending.what {
             What::Keep { ms } => Mode::Keep { until_ms: until_ms(ms) },
@@ -246,7 +265,10 @@ impl ReferenceState {
             What::Park { ms } => Mode::Park { until_ms: until_ms(ms) },
             What::Fail { ms, isolate } => Mode::Fail { until_ms: until_ms(ms), isolate },
         };
-        let length = self.server.queues.get(&held.bot).map_or(0, VecDeque::len);
+        let aside = self.server.aside.get(&held.bot).map_or(&[][..], Vec::as_slice);
+        let chosen = ending.lanes.list.filter(|_| !aside.is_empty());
+        let of = chosen.map(|at| aside[at.index(aside.len())].0);
+        let length = self.server.list(held.bot, of).map_or(0, VecDeque::len);
         let length = u32::try_from(length).unwrap();
         let (mut before, mut n) = (held.removed, ending.n.min(length));
         match (ending.counting, &held.last) {
@@ -269,7 +291,58 @@ impl ReferenceState {
         exceptions.dedup_by_key(|&mut (index, _)| index);
         let run = if ending.other_run { Some(u32::MAX) } else { held.run };
         let Held { bot, fence, .. } = *held;
-        Some(Completion { bot, run, fence, before, n, cost: ending.cost, mode, exceptions })
+        let repeats = matches!(ending.counting, Counting::RepeatedOtherwise);
+        let aside = if repeats {
+            // A worker changes no lane with a repeated count.
+            let lanes = aside.to_vec();
+            (!lanes.is_empty()).then_some(Change { lanes, next_ms: 0, list: None })
+        } else {
+            self.lanes_after(ending, (bot, of), n, &mut exceptions)
+        };
+        let cost = ending.cost;
+        Some(Completion { bot, run, fence, before, n, cost, mode, exceptions, aside })
+    }
+
+    /// The lanes after a slice, as a worker sets them. Events of lanes that fail, or failed before, move
+    /// to the lists of these lanes. A lane with events left stays set aside.
+    fn lanes_after(
+        &self,
+        ending: &Ending,
+        (bot, list): (Bot, Option<Lane>),
+        n: u32,
+        exceptions: &mut Vec<(u32, Fate)>,
+    ) -> Option<Change> {
+        let before = self.server.aside.get(&bot).map_or(&[][..], Vec::as_slice);
+        let mut lanes = before.to_vec();
+        let due_ms = self.now_ms() + ending.lanes.due_ms;
+        let set = |lanes: &mut Vec<(Lane, i64)>, lane| {
+            lanes.retain(|&(other, _)| other != lane);
+            lanes.push((lane, due_ms));
+            lanes.sort_by_key(|&(_, due_ms)| due_ms);
+        };
+        let events = self.server.list(bot, list);
+        if let Some(lane) = list {
+            if let Some(first) = ending.lanes.first.filter(|_| n > 0 && exceptions.is_empty()) {
+                exceptions.push((0, first.fate(self.now_ms())));
+            }
+            lanes.retain(|&(other, _)| other != lane);
+            if events.is_some_and(|events| events.len() > n as usize) {
+                set(&mut lanes, lane);
+            }
+        } else if self.has_lanes {
+            for (at, &(_, event)) in (0..n).zip(events.into_iter().flatten()) {
+                let lane = lane_of(event);
+                let is_aside = lanes.iter().any(|&(other, _)| other == lane);
+                let fails = ending.lanes.fail >> lane & 1 == 1;
+                if (is_aside || fails) && exceptions.iter().all(|&(index, _)| index != at) {
+                    exceptions.push((at, Fate::Lane(lane)));
+                    set(&mut lanes, lane);
+                }
+            }
+            exceptions.sort_by_key(|&(index, _)| index);
+        }
+        let changes = !lanes.is_empty() || !before.is_empty();
+        changes.then_some(Change { lanes, next_ms: ending.lanes.next_ms, list })
     }
 
     fn perform(&mut self, action: &Action) -> ScriptReply {
@@ -343,9 +416,7 @@ impl ReferenceState {
                 }
             }
             if let Completed::Removed(_) | Completed::Full { replay: false } = reply {
-                let dead = |(_, fate): &&(u32, _)| {
-                    matches!(fate, crate::model::state_machine::Fate::Dead { .. })
-                };
+                let dead = |(_, fate): &&(u32, _)| matches!(fate, Fate::Dead { .. });
                 letters += call.exceptions.iter().filter(dead).count();
             }
             verdicts.push(match reply {
@@ -357,7 +428,8 @@ impl ReferenceState {
         }
         let server = &self.server;
         let goes_on = |(call, verdict): (&Completion, &Verdict)| {
-            call.mode != Mode::Release && matches!(verdict, Verdict::Ok | Verdict::Full)
+            (call.mode != Mode::Release || server.busy.contains_key(&call.bot))
+                && matches!(verdict, Verdict::Ok | Verdict::Full)
         };
         let busy = calls.iter().zip(&verdicts).any(goes_on);
         let lowest = |times: &std::collections::BTreeMap<Bot, i64>| times.values().copied().min();
@@ -398,10 +470,17 @@ fn published(before: &Server, after: &Server, now_us: i64, action: &Action) -> V
             let told = (after.told != before.told).then(|| format!("deadline {}", after.told));
             [told, fell("ready", ready(before), ready(after))]
         }
-        Action::Enqueue { .. } | Action::Push { due_ms: None, .. } => [
-            fell("ready", ready(before), ready(after)),
-            fell("deadline", deadline(before), deadline(after)),
-        ],
+        Action::Enqueue { .. } | Action::Push { due_ms: None, .. } => {
+            // The parks of bots that wait for lanes alone end first.
+            let mut unparked = before.clone();
+            let is_fresh = |bot: &&Bot| !before.queues.contains_key(bot);
+            let fresh: Vec<Bot> = after.queues.keys().filter(is_fresh).copied().collect();
+            unparked.unpark(&fresh);
+            [
+                fell("ready", ready(before), ready(after)),
+                fell("deadline", deadline(&unparked), deadline(after)),
+            ]
+        }
         // While the shard was paused, no claimer looked at it.
         Action::Resume(None) => [fell("ready", None, ready(after)), None],
         _ => [fell("ready", ready(before), ready(after)), fell("due", due(before), due(after))],

@@ -77,6 +77,7 @@ impl Server {
             self.depth += 1;
             moved += 1;
         }
+        self.unpark(&fresh);
         self.join(now_us, &fresh);
         (moved, self.later.values().map(|&(due_ms, ..)| due_ms).min())
     }
@@ -93,8 +94,12 @@ impl Server {
         let queue = self.queues.entry(bot).or_default();
         let at = queue.iter().position(|&(sequence, _)| sequence > letter.sequence);
         queue.insert(at.unwrap_or(queue.len()), (letter.sequence, letter.event));
+        let first = queue.len() == 1;
         self.depth += 1;
         self.att.remove(&bot);
+        if first {
+            self.unpark(&[bot]);
+        }
         if self.own.contains_key(&bot) {
             self.unlease(&[bot]);
         }
@@ -102,13 +107,14 @@ impl Server {
         true
     }
 
-    /// Breaks a lease or park. Returns whether there was one.
+    /// Breaks a lease or park, and makes the lanes that are set aside due. Returns whether there was one.
     pub(crate) fn revoke(&mut self, now_us: i64, bot: Bot) -> bool {
+        let waits = self.make_due(bot);
         if !self.busy.contains_key(&bot) {
-            return false;
+            return waits;
         }
         self.unlease(&[bot]);
-        if self.queues.contains_key(&bot) {
+        if self.has_events(bot) {
             self.join(now_us, &[bot]);
         }
         true
@@ -130,7 +136,7 @@ impl Server {
 
     pub(crate) fn resume(&mut self, now_us: i64, bot: Bot) -> bool {
         let changed = self.paused.remove(&bot);
-        if changed && self.queues.contains_key(&bot) {
+        if changed && self.has_events(bot) {
             self.join(now_us, &[bot]);
         }
         changed
@@ -138,7 +144,8 @@ impl Server {
 
     /// Drops a bot's events and revokes its lease, because the holder counts from the old head.
     pub(crate) fn purge(&mut self, bot: Bot) -> Vec<Event> {
-        let removed = self.remove_head(bot, u32::MAX);
+        let mut removed = self.remove_head(bot, None, u32::MAX);
+        removed.extend(self.drop_lanes(bot));
         self.unlease(&[bot]);
         if let Some(score) = self.ctl.remove(&bot) {
             self.finish(bot, score);

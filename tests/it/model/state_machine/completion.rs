@@ -1,6 +1,6 @@
 //! The continuation and the end of a lease.
 
-use super::{Attempts, BRIEF_US, Bot, Event, Lease, Letter, Reason, Server};
+use super::{Attempts, BRIEF_US, Bot, Change, Event, Lane, Lease, Letter, Reason, Server};
 
 /// The fate of a lease when its slice is completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,8 +43,14 @@ impl Mode {
 /// The destination of an event that leaves the queue without being done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
-    Dead { attempts: u32 },
-    Later { at_ms: i64 },
+    Dead {
+        attempts: u32,
+    },
+    Later {
+        at_ms: i64,
+    },
+    /// It stays queued, in a lane that is set aside.
+    Lane(Lane),
 }
 
 /// The arguments of a completion.
@@ -60,6 +66,8 @@ pub(crate) struct Completion {
     pub(crate) mode: Mode,
     /// Indexes of the events among the `n` that are not done.
     pub(crate) exceptions: Vec<(u32, Fate)>,
+    /// The change of the lanes that are set aside.
+    pub(crate) aside: Option<Change>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,22 +103,32 @@ impl Server {
         call: &Completion,
     ) -> Completed {
         let &Completion { bot, before, n, .. } = call;
+        let list = call.aside.as_ref().and_then(|change| change.list);
+        let length = self.list(bot, list).map_or(0, std::collections::VecDeque::len);
         let replay = lease.acked != before && lease.acked == before + n;
-        let possible = replay || (lease.acked == before && n as usize <= self.length(bot));
+        let possible = replay || (lease.acked == before && n as usize <= length);
         if !possible || call.exceptions.iter().any(|&(index, _)| index >= n) {
             return Completed::Bad;
         }
         let mut removed = Vec::new();
         if !replay {
             for &(index, fate) in &call.exceptions {
-                self.except(now_us, bot, index, fate);
+                self.except(now_us, (bot, list), index, fate);
             }
-            removed = self.remove_head(bot, n);
-            if n > 0 {
-                self.progress(bot, n);
-            }
+            removed = self.remove_head(bot, list, n);
             lease.acked += n;
             lease.start += call.cost;
+        }
+        if let Some(change) = &call.aside {
+            self.aside.remove(&bot);
+            if !change.lanes.is_empty() {
+                self.aside.insert(bot, change.lanes.clone());
+            }
+        }
+        let done = if replay { 0 } else { n };
+        let tried = list.is_some() && !matches!(call.mode, Mode::Keep { .. });
+        if done > 0 || tried {
+            self.progress(bot, done);
         }
         let mut full = false;
         match call.mode {
@@ -133,7 +151,12 @@ impl Server {
             Mode::Release => {
                 self.end(bot, lease);
                 self.busy.remove(&bot);
-                if self.queues.contains_key(&bot) && !self.paused.contains(&bot) {
+                let next_ms = call.aside.as_ref().map_or(0, |change| change.next_ms);
+                let waits = !self.queues.contains_key(&bot) && next_ms > 0;
+                if waits && self.aside.contains_key(&bot) {
+                    self.busy.insert(bot, now_us / 1_000 + next_ms);
+                    self.note_finish(bot, lease);
+                } else if self.has_events(bot) && !self.paused.contains(&bot) {
                     self.ctl.insert(bot, lease.start);
                 } else {
                     self.note_finish(bot, lease);
@@ -170,8 +193,8 @@ impl Server {
         self.open -= u64::from(lease.handed);
     }
 
-    fn except(&mut self, now_us: i64, bot: Bot, index: u32, fate: Fate) {
-        let (sequence, event) = self.queues[&bot][index as usize];
+    fn except(&mut self, now_us: i64, (bot, list): (Bot, Option<Lane>), index: u32, fate: Fate) {
+        let (sequence, event) = self.list(bot, list).unwrap()[index as usize];
         match fate {
             Fate::Dead { attempts } => {
                 let (reason, time_ms) = (Reason::Refused, now_us / 1_000);
@@ -179,6 +202,10 @@ impl Server {
             }
             Fate::Later { at_ms } => {
                 self.later.insert(sequence, (at_ms, bot, event));
+            }
+            Fate::Lane(lane) => {
+                self.lists.entry((bot, lane)).or_default().push_back((sequence, event));
+                self.depth += 1;
             }
         }
     }
@@ -189,21 +216,10 @@ impl Server {
         self.note_finish(bot, lease);
     }
 
-    pub(super) fn remove_head(&mut self, bot: Bot, n: u32) -> Vec<Event> {
-        let Some(queue) = self.queues.get_mut(&bot) else { return Vec::new() };
-        let n = queue.len().min(n as usize);
-        let removed: Vec<Event> = queue.drain(..n).map(|(_, event)| event).collect();
-        if queue.is_empty() {
-            self.queues.remove(&bot);
-        }
-        self.depth -= removed.len() as u64;
-        removed
-    }
-
     fn progress(&mut self, bot: Bot, n: u32) {
         if let Some(attempts) = self.att.get_mut(&bot) {
-            // With the queue empty, every event that failed before is done.
-            let left = self.queues.contains_key(&bot);
+            // Without any event, every event that failed before is done.
+            let left = self.queues.contains_key(&bot) || self.aside.contains_key(&bot);
             let isolate = if left { attempts.isolate.saturating_sub(n) } else { 0 };
             *attempts = Attempts { isolate, ..Attempts::default() };
             if isolate == 0 {

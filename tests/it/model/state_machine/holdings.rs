@@ -27,6 +27,12 @@ impl Server {
                 add('q', bot, record_size(event));
             }
         }
+        for (&(bot, _), list) in &self.lists {
+            for &(_, event) in list {
+                add('q', bot, record_size(event));
+                add('a', bot, 1);
+            }
+        }
         for &(_, bot, event) in self.later.values() {
             add('l', bot, 1);
             add('L', bot, size(event));

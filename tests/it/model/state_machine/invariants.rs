@@ -7,18 +7,24 @@ use super::{Attempts, Event, Server};
 impl Server {
     /// The first invariant of the protocol that does not hold, if any.
     pub(crate) fn broken_invariant(&self) -> Option<&'static str> {
-        let nobody_forgotten = self.queues.keys().all(|bot| {
+        let nobody_forgotten = self.queues.keys().chain(self.aside.keys()).all(|bot| {
             let (ready, busy) = (self.ctl.contains_key(bot), self.busy.contains_key(bot));
             let rests = self.paused.contains(bot) && !busy;
             u8::from(ready) + u8::from(busy) + u8::from(rests) == 1
         });
         let in_two_places = self.ctl.keys().any(|bot| self.busy.contains_key(bot));
         let fences: BTreeSet<u64> = self.own.values().map(|lease| lease.fence).collect();
-        let length: usize = self.queues.values().map(VecDeque::len).sum();
+        let lists = || self.queues.values().chain(self.lists.values());
+        let length: usize = lists().map(VecDeque::len).sum();
         let in_order = |queue: &VecDeque<(u64, Event)>| {
             queue.iter().zip(queue.iter().skip(1)).all(|(a, b)| a.0 < b.0)
         };
-        let waiting = self.queues.values().flatten().map(|&(sequence, _)| sequence);
+        let named: BTreeSet<(u8, u8)> = self
+            .aside
+            .iter()
+            .flat_map(|(&bot, lanes)| lanes.iter().map(move |&(lane, _)| (bot, lane)))
+            .collect();
+        let waiting = lists().flatten().map(|&(sequence, _)| sequence);
         let dead = self.dead.iter().map(|letter| letter.sequence);
         let everywhere: Vec<u64> = waiting.chain(dead).chain(self.later.keys().copied()).collect();
         let once: BTreeSet<&u64> = everywhere.iter().collect();
@@ -32,7 +38,8 @@ impl Server {
             ("no live fence is above the last", fences.iter().all(|&fence| fence <= self.f)),
             ("open counts the leases that are handed over", handed == self.open),
             ("depth is the sum of the lengths", length as u64 == self.depth),
-            ("an empty queue has no key", self.queues.values().all(|queue| !queue.is_empty())),
+            ("an empty queue has no key", lists().all(|queue| !queue.is_empty())),
+            ("each lane that is set aside has events", named.iter().eq(self.lists.keys())),
             ("sequences rise along a queue", self.queues.values().all(in_order)),
             ("an event is in one place", once.len() == everywhere.len()),
             ("no sequence is above the last", everywhere.iter().all(|&s| s <= self.seq)),

@@ -8,6 +8,7 @@ mod commands;
 mod completion;
 mod holdings;
 mod invariants;
+mod lanes;
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -15,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 pub(crate) use self::commands::{Pushed, Refused};
 pub(crate) use self::completion::{Completed, Completion, Fate, Mode};
 pub(crate) use self::holdings::{record_size, size};
+pub(crate) use self::lanes::{Change, LANES, Lane, lane_of};
 
 pub(crate) type Bot = u8;
 /// The identity of an event. The model does not look inside.
@@ -112,6 +114,10 @@ pub(crate) struct Server {
     pub(crate) paused: BTreeSet<Bot>,
     /// Sequence and event, oldest first. An empty queue has no entry.
     pub(crate) queues: BTreeMap<Bot, VecDeque<(u64, Event)>>,
+    /// The lanes of a bot that are set aside, and the time in ms at which each is due.
+    pub(crate) aside: BTreeMap<Bot, Vec<(Lane, i64)>>,
+    /// The events of these lanes, as in `queues`.
+    pub(crate) lists: BTreeMap<(Bot, Lane), VecDeque<(u64, Event)>>,
     pub(crate) offsets: BTreeMap<Stream, u64>,
     /// Dead letters, oldest first.
     pub(crate) dead: VecDeque<Letter>,
@@ -233,6 +239,7 @@ impl Server {
             return Enqueued::Gap(last_copied);
         }
         let (queued, fresh) = self.append(now_us, events);
+        self.unpark(&fresh);
         let (taken, fresh) = self.lease_fresh(now_us, fresh, take);
         self.rise(now_us, &fresh);
         self.offsets.insert(stream, last);
@@ -275,6 +282,7 @@ impl Server {
     /// which they first appear. The others are already ready, busy or paused.
     pub(crate) fn push(&mut self, now_us: i64, events: &[(Bot, Event)]) -> Queued {
         let (queued, fresh) = self.append(now_us, events);
+        self.unpark(&fresh);
         self.rise(now_us, &fresh);
         queued
     }
@@ -286,7 +294,8 @@ impl Server {
         for &(bot, event) in events {
             self.seq = (self.seq + 1).max(unsigned(now_us));
             let length = self.length(bot);
-            let fits = limits.max_queue == 0 || length < limits.max_queue;
+            let all = length + self.set_aside(bot);
+            let fits = limits.max_queue == 0 || all < limits.max_queue;
             // After the first that exceeds the quota, none of the call is taken.
             if fits && !self.may_queue(bot, &[event]) {
                 over.insert(bot);
@@ -342,10 +351,6 @@ impl Server {
         let excess = self.dead.len().saturating_sub(self.limits.dead_max);
         self.dead.drain(..excess);
         (excess as u64, 0)
-    }
-
-    fn length(&self, bot: Bot) -> usize {
-        self.queues.get(&bot).map_or(0, VecDeque::len)
     }
 
     pub(crate) fn claim(&mut self, now_us: i64, claim: Claim) -> Claimed {

@@ -26,7 +26,7 @@ fn complete(server: &mut Server, granted: Granted, n: u32, cost: i64, mode: Mode
     let Granted { bot, fence, .. } = granted;
     let exceptions = Vec::new();
     let run = server.run;
-    let call = Completion { bot, run, fence, before: 0, n, cost, mode, exceptions };
+    let call = Completion { bot, run, fence, before: 0, n, cost, mode, exceptions, aside: None };
     let reply = server.complete(NOW, &call);
     assert_eq!(server.broken_invariant(), None);
     reply
@@ -159,7 +159,8 @@ fn a_repeated_completion_changes_nothing() {
     let Granted { bot, fence, .. } = granted;
     let (run, exceptions) = (server.run, Vec::new());
     let mode = Mode::Release;
-    let release = Completion { bot, run, fence, before: 2, n: 1, cost: 7, mode, exceptions };
+    let release =
+        Completion { bot, run, fence, before: 2, n: 1, cost: 7, mode, exceptions, aside: None };
     assert_eq!(server.complete(NOW, &release), Completed::Removed(vec![2]));
     assert_eq!(server.complete(NOW, &release), Completed::Stale);
 }

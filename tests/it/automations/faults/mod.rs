@@ -1,6 +1,8 @@
 //! Rules evaluated by processes that are killed, frozen and cut off at every step of a slice. Each
 //! action happens once, in MongoDB and on the bus, for exactly the right subscribers.
 
+mod rate;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -29,6 +31,8 @@ const BOTS: u64 = 9;
 const SUBJECTS: u64 = 20;
 /// Kills of each of three processes.
 const KILLS: usize = 14;
+/// The pause after twelve published events.
+const PAUSE: Duration = Duration::from_millis(15);
 
 /// The name by which the script `emit` is called.
 fn emit() -> Vec<u8> {
@@ -189,35 +193,56 @@ async fn kill(
     (node, met)
 }
 
-/// Publishes until all kills are over. Returns the expected state of each subscriber, and the
-/// number of published events.
-async fn tell(
-    stores: &Stores,
-    over: &watch::Sender<u32>,
-) -> (BTreeMap<(String, String), Expected>, usize) {
+/// The published events.
+#[derive(Debug, Default)]
+struct Told {
+    /// The expected state of each subscriber.
+    people: BTreeMap<(String, String), Expected>,
+    /// For each bot the subjects and types of the expected events, in the order of their causes.
+    order: BTreeMap<String, Vec<(String, &'static str)>>,
+    published: usize,
+}
+
+impl Told {
+    /// An event that changes the expected state as `change` says.
+    fn event(
+        &mut self,
+        [bot, subject]: [&str; 2],
+        change: impl FnOnce(&mut Expected, &[&str; 3]) -> Value,
+    ) -> Value {
+        let person = self.people.entry((bot.to_owned(), subject.to_owned())).or_default();
+        let before = person.emitted.len();
+        let event = change(person, &[bot, subject, &self.published.to_string()]);
+        let new = person.emitted[before..].iter().map(|kind| (subject.to_owned(), *kind));
+        self.order.entry(bot.to_owned()).or_default().extend(new);
+        self.published += 1;
+        event
+    }
+}
+
+/// Publishes until all kills are over.
+async fn tell(stores: &Stores, over: &watch::Sender<u32>, pause: Duration) -> Told {
     let mut random = StdRng::seed_from_u64(7);
-    let mut people: BTreeMap<(String, String), Expected> = BTreeMap::new();
-    let mut published = 0;
+    let mut told = Told::default();
     while *over.borrow() < 3 {
         let mut events = Vec::new();
         for _ in 0..12 {
             let bot = format!("bot-{}", random.random_range(0..BOTS));
             let subject = format!("u{}", random.random_range(0..SUBJECTS));
-            let id = published.to_string();
-            let expected = people.entry((bot.clone(), subject.clone())).or_default();
             let kind = random.random_range(0..3);
-            events.push(expected.event(kind, &mut random, &[&bot, &subject, &id]));
-            published += 1;
+            let change =
+                |person: &mut Expected, at: &[&str; 3]| person.event(kind, &mut random, at);
+            events.push(told.event([&bot, &subject], change));
         }
         publish(stores, &events).await;
-        tokio::time::sleep(Duration::from_millis(15)).await;
+        tokio::time::sleep(pause).await;
     }
-    (people, published)
+    told
 }
 
 #[tokio::test]
 async fn three_processes_killed_at_every_step_of_a_slice_do_each_action_once() {
-    each_action_happens_once(RULES).await;
+    each_action_happens_once(RULES, PAUSE).await;
 }
 
 #[tokio::test]
@@ -226,10 +251,11 @@ async fn subscribers_in_parallel_get_each_action_once_although_processes_are_kil
         ("pipelines.automations.order_by", "\"subject\""),
         ("pipelines.automations.concurrency", "4"),
     ];
-    each_action_happens_once(&[RULES, &by_subject].concat()).await;
+    each_action_happens_once(&[RULES, &by_subject].concat(), PAUSE).await;
 }
 
-async fn each_action_happens_once(settings: &[(&str, &str)]) {
+/// Returns the stores, and what was published.
+async fn each_action_happens_once(settings: &[(&str, &str)], pause: Duration) -> (Stores, Told) {
     let stores = Stores::start(Persistence::Always);
     let nodes = join_all((0..3).map(|_| Node::start(&stores, settings))).await;
     let client = nodes[0].client();
@@ -240,7 +266,8 @@ async fn each_action_happens_once(settings: &[(&str, &str)]) {
     }
     let over = watch::Sender::new(0);
     let killing = nodes.into_iter().enumerate().map(|(place, node)| kill(place, node, &over));
-    let (killed, (people, published)) = join(join_all(killing), tell(&stores, &over)).await;
+    let (killed, told) = join(join_all(killing), tell(&stores, &over, pause)).await;
+    let (people, published) = (&told.people, told.published);
     let mut met: BTreeMap<Step, u32> = BTreeMap::new();
     for (step, times) in killed.iter().flat_map(|(_, met)| met) {
         *met.entry(*step).or_default() += times;
@@ -258,7 +285,7 @@ async fn each_action_happens_once(settings: &[(&str, &str)]) {
     }
     let client = killed[0].0.client();
     let mut women = Sums::new();
-    for ((bot, subject), person) in &people {
+    for ((bot, subject), person) in people {
         let key = (bot.clone(), subject.clone());
         let emitted = happened.remove(&key).unwrap_or_default();
         assert_eq!(emitted, person.emitted, "{key:?}");
@@ -276,6 +303,7 @@ async fn each_action_happens_once(settings: &[(&str, &str)]) {
             "{step:?} was hardly met: {met:?}"
         );
     }
+    (stores, told)
 }
 
 /// Kills a process after it has stored a decision and before it acts on it.

@@ -1,5 +1,7 @@
 //! `fairlane bots`.
 
+mod set_aside;
+
 use std::str::FromStr;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -13,7 +15,8 @@ use crate::clock::{Clock as _, SystemClock, micros, millis};
 use crate::config::Config;
 use crate::id::{BotId, PipelineName};
 use crate::queue::{
-    BotChange, BotOrder, BotState, BotView, DeadOfBot, Holdings, LastFailure, QueuedEvent, memory,
+    BotChange, BotOrder, BotState, BotView, DeadOfBot, Holdings, LaneAside, LastFailure, Queue,
+    QueuedEvent, memory,
 };
 use crate::rate::{BURST_MAX, BotRate, Change, LimitError, Weight};
 
@@ -184,6 +187,8 @@ struct Shown {
     quotas: Holdings,
     dead_letters: DeadOfBot,
     next: Vec<QueuedEvent>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    lanes_aside: Vec<LaneAside>,
 }
 
 /// The result of an action. Fields that do not apply are omitted.
@@ -263,14 +268,17 @@ async fn show(
     let (queue, now) = (session.view(&pipeline), SystemClock.now());
     let view = queue.view_bot(bot, now).await?;
     let next = queue.next_events(bot, limit as usize).await?;
+    let lanes_aside = queue.lanes_aside(bot, limit as usize, Queue::ASIDE_BYTES).await?;
     let last_failure = queue.last_failure(&view).await?;
     let dead_letters = queue.dead_of(bot).await?;
     let holds = queue.holdings(bot).await?;
     memory::observe(queue.link(), queue.quotas()).await?;
     let quotas = queue.quotas().of(bot).into();
-    let shown = Shown { pipeline, view, last_failure, holds, quotas, dead_letters, next };
+    let shown =
+        Shown { pipeline, view, last_failure, holds, quotas, dead_letters, next, lanes_aside };
     output.show(&shown, |shown| {
-        let Shown { pipeline, view, last_failure, holds, quotas, dead_letters, next } = shown;
+        let Shown { pipeline, view, last_failure, holds, quotas, dead_letters, next, lanes_aside } =
+            shown;
         let until = view.until_ms.map_or_else(String::new, |until| {
             format!(", {} left", duration(until.saturating_sub(millis(now))))
         });
@@ -308,6 +316,7 @@ async fn show(
             text.push_str("\n\n");
             text.push_str(&output.table(&table));
         }
+        text.push_str(&set_aside::text(lanes_aside, output, now));
         text
     })
 }

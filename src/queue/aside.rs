@@ -1,0 +1,142 @@
+//! The lanes of a bot that are set aside, for operators.
+
+use std::collections::HashMap;
+
+use redis::{Pipeline, Value};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::Queue;
+use super::inspect::QueuedEvent;
+use super::letters::PORTION_BYTES;
+use super::next::sequence_of;
+use crate::event::Event;
+use crate::id::{BotId, Lane};
+use crate::redis::scripts::{Attempts, Part, Peek};
+use crate::redis::{RedisError, Reply};
+
+/// The bytes of a record that have its sequence.
+const HEAD: usize = 11;
+/// Maximum number of lanes whose first events are looked at for the age of the oldest one.
+const LOOKED_AT: usize = 512;
+
+/// A lane that is set aside after a failure, with its first events.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct LaneAside {
+    /// The number of the lane, 0 to 63. A hash puts each ordering key into one lane.
+    #[schema(value_type = u8, minimum = 0, maximum = 63)]
+    pub lane: Lane,
+    /// Events in the lane.
+    pub depth: u64,
+    /// Failed attempts at its first event.
+    pub attempts: u32,
+    /// When it is tried again, ms since 1970. It may be in the past.
+    pub due_ms: u64,
+    /// Its first events, oldest first. Their keys are those of the lane.
+    pub next: Vec<QueuedEvent>,
+}
+
+impl Queue {
+    /// Maximum number of bytes of the events of [`Self::lanes_aside`], but at least one event.
+    pub const ASIDE_BYTES: usize = PORTION_BYTES;
+
+    /// The lanes of a bot that are set aside, in the order in which they are due. All together have at
+    /// most `limit` events and `bytes` of them. Each lane has the same share of `limit`, but at least one.
+    ///
+    /// # Errors
+    /// If Redis is unavailable or refuses.
+    pub async fn lanes_aside(
+        &self,
+        bot: &BotId,
+        limit: usize,
+        bytes: usize,
+    ) -> Result<Vec<LaneAside>, RedisError> {
+        let keys = self.keys_of(bot);
+        let mut pipe = Pipeline::new();
+        pipe.cmd("HGET").arg(keys.attempts()).arg(bot.as_str());
+        let mut reply = self.replies(&pipe).await?;
+        let (_, aside) = self.read("view", Attempts::read(&mut reply))?;
+        if aside.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut pipe = Pipeline::new();
+        for waiting in aside.lanes() {
+            pipe.cmd("LLEN").arg(keys.lane(waiting.lane, bot));
+        }
+        let mut depths = self.replies(&pipe).await?;
+        let share = limit.div_ceil(aside.lanes().len());
+        let (mut lanes, mut left, mut bytes_left) = (Vec::new(), limit, bytes);
+        for waiting in aside.lanes() {
+            let depth = self.read("view", depths.number())?;
+            let mut next = Vec::new();
+            if left > 0 && bytes_left > 0 {
+                let peek = Peek {
+                    keys,
+                    bot,
+                    lane: Some(waiting.lane),
+                    place: 0,
+                    before: 0,
+                    limit: share.min(left),
+                    bytes: bytes_left,
+                    part: Part::Whole,
+                };
+                for record in self.link().call(&peek).await?.records {
+                    left -= 1;
+                    bytes_left = bytes_left.saturating_sub(record.len());
+                    let event = Event::decode(&record, bot).ok().map(|(_, event)| event);
+                    next.push(QueuedEvent { sequence: sequence_of(&record), event });
+                }
+            }
+            let (lane, attempts, due_ms) = (waiting.lane, waiting.attempts, waiting.due_ms);
+            lanes.push(LaneAside { lane, depth, attempts, due_ms, next });
+        }
+        Ok(lanes)
+    }
+
+    /// For each of these bots that has lanes set aside, the sequence of the oldest event in them. Only so
+    /// many lanes are looked at.
+    pub(super) async fn oldest_aside(
+        &self,
+        bots: &[BotId],
+    ) -> Result<HashMap<BotId, u64>, RedisError> {
+        let mut pipe = Pipeline::with_capacity(bots.len());
+        for bot in bots {
+            pipe.cmd("HGET").arg(self.keys_of(bot).attempts()).arg(bot.as_str());
+        }
+        let (mut peeks, mut oldest) = (Vec::new(), HashMap::new());
+        if bots.is_empty() {
+            return Ok(oldest);
+        }
+        let mut reply = self.replies(&pipe).await?;
+        for bot in bots {
+            let (_, aside) = self.read("view", Attempts::read(&mut reply))?;
+            peeks.extend(aside.lanes().iter().map(|waiting| Peek {
+                keys: self.keys_of(bot),
+                bot,
+                lane: Some(waiting.lane),
+                place: 0,
+                before: 0,
+                limit: 1,
+                bytes: 0,
+                part: Part::Start(HEAD),
+            }));
+        }
+        peeks.truncate(LOOKED_AT);
+        if peeks.is_empty() {
+            return Ok(oldest);
+        }
+        for (peek, peeked) in peeks.iter().zip(self.link().call_all(&peeks).await?) {
+            if let Some(record) = peeked?.records.first() {
+                let sequence = sequence_of(record);
+                let first = oldest.entry(peek.bot.clone()).or_insert(sequence);
+                *first = sequence.min(*first);
+            }
+        }
+        Ok(oldest)
+    }
+
+    async fn replies(&self, pipe: &Pipeline) -> Result<Reply, RedisError> {
+        let values = self.link().run_checked("view", pipe).await?;
+        self.read("view", Reply::new(Value::Array(values)))
+    }
+}
