@@ -48,6 +48,7 @@
 //! | [`app`] | builds and runs an instance |
 //! | `presence` | the registry of running processes: rates, workers |
 //! | `trend` | the state of the pipelines in the last 15 minutes, for charts |
+//! | `replay` | puts events of the bus at the end of the queues of one pipeline again |
 //! | `roles`, `startup` | what a process runs, and its start until it is ready |
 //! | `request_deadline`, `signed_token` | the deadline of a request; lease capabilities and list cursors |
 //! | `cli`, `demo` | the command line, and `fairlane demo` |
@@ -162,6 +163,7 @@ pub mod rate;
 mod receiver;
 #[doc(hidden)]
 pub mod redis;
+mod replay;
 mod request_deadline;
 mod roles;
 #[doc(hidden)]

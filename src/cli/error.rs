@@ -10,6 +10,7 @@ use crate::pipeline::Protected;
 use crate::queue::SET_MAX;
 use crate::redis::RedisError;
 use crate::redis::private::PrivateRedisError;
+use crate::replay::ReplayRefused;
 use crate::sandbox::SandboxError;
 use crate::telemetry::TelemetryError;
 
@@ -107,6 +108,27 @@ pub enum CliError {
     /// These events are protected and were not deleted.
     #[error(transparent)]
     Purge(#[from] Protected),
+    /// The replay is refused.
+    #[error("{0}")]
+    Replay(#[from] ReplayRefused),
+    /// A replay stopped early.
+    #[error(
+        "{source}; {put} events were put before that; to go on: fairlane replay --continue {id}"
+    )]
+    ReplayStopped {
+        /// The cause.
+        #[source]
+        source: Box<CliError>,
+        /// The id of the replay.
+        id: String,
+        /// The number of events that were put.
+        put: u64,
+    },
+    /// The queues of some bots are full.
+    #[error(
+        "the queues of some bots are full; when they have room: fairlane replay --continue {0}"
+    )]
+    ReplayHeld(String),
     /// The command needs a confirmation and got none.
     #[error("nothing was done: {0} needs a confirmation; answer y on a terminal, or add --yes")]
     NotConfirmed(&'static str),
@@ -232,6 +254,7 @@ impl CliError {
             | Self::NoPipeline
             | Self::NotConfirmed(_)
             | Self::Purge(_)
+            | Self::Replay(_)
             | Self::InputMissing { .. }
             | Self::NoStream
             | Self::NoSecret
@@ -245,7 +268,9 @@ impl CliError {
             | Self::ImportStopped { passing: true, .. } => Exit::Unavailable,
             Self::App(error) => of_app(error),
             Self::Sandbox(error) => error.into(),
-            Self::PublishStopped { source, .. } => source.exit(),
+            Self::PublishStopped { source, .. } | Self::ReplayStopped { source, .. } => {
+                source.exit()
+            }
             Self::Findings { exit, .. } => *exit,
             Self::Store(_)
             | Self::StillEnabled(_)
@@ -261,6 +286,7 @@ impl CliError {
             | Self::Signals(_)
             | Self::TooManySet
             | Self::NoEvent
+            | Self::ReplayHeld(_)
             | Self::Faults { .. } => Exit::Failed,
         }
     }

@@ -15,6 +15,7 @@ mod output;
 mod pipelines;
 mod publish;
 mod receiver;
+mod replay;
 mod secret;
 mod serve;
 mod session;
@@ -82,6 +83,8 @@ enum Command {
     Bots(bots::BotsArgs),
     /// Find an event and the attempts at it.
     Events(events::EventsArgs),
+    /// Put events of the bus at the end of the queues of one pipeline again.
+    Replay(replay::ReplayArgs),
     /// Inspect, redrive and drop dead letters.
     Dead(dead::DeadArgs),
     /// Import counters from another system.
@@ -131,6 +134,7 @@ impl Cli {
             Command::Pipelines(args) => pipelines::pipelines(load()?, args).await,
             Command::Bots(args) => bots::bots(load()?, args).await,
             Command::Events(args) => events::events(load()?, args).await,
+            Command::Replay(args) => replay::replay(load()?, args).await,
             Command::Dead(args) => dead::dead(load()?, args).await,
             Command::Counters(args) => counters::counters(load()?, args).await,
             Command::Check(args) => Box::pin(check::check(load(), &args)).await,

@@ -57,6 +57,7 @@ mod pipelines;
 mod problem;
 mod proxy_protocol;
 mod queues;
+mod replay;
 mod routes;
 mod stopwatch;
 pub(crate) mod taken;
@@ -198,6 +199,7 @@ fn reading() -> OpenApiRouter<Arc<Api>> {
 /// Requires the scope `operate`.
 fn operating() -> OpenApiRouter<Arc<Api>> {
     pipelines::operating()
+        .merge(replay::operating())
         .merge(bots::operating())
         .merge(dead::operating())
         .merge(counters::operating())

@@ -49,6 +49,10 @@ pub(crate) enum Kind {
     NoEvent,
     /// The dead letter does not exist.
     NoDeadLetter,
+    /// The replay does not exist.
+    NoReplay,
+    /// The pipeline cannot be replayed, or the id belongs to another replay.
+    ReplayRefused,
     /// The lease does not exist.
     NoLease,
     /// The counters do not run.
@@ -122,6 +126,8 @@ impl Kind {
             Self::NoEvent => (S::NOT_FOUND, "no-event", "No such event"),
             Self::NoPipeline => (S::NOT_FOUND, "no-pipeline", "No such pipeline"),
             Self::NoDeadLetter => (S::NOT_FOUND, "no-dead-letter", "No such dead letter"),
+            Self::NoReplay => (S::NOT_FOUND, "no-replay", "No such replay"),
+            Self::ReplayRefused => (S::CONFLICT, "replay-refused", "The replay is refused"),
             Self::NoLease => (S::NOT_FOUND, "no-lease", "No such lease"),
             Self::NoCounters => (S::NOT_FOUND, "no-counters", "The counters do not run here"),
             Self::NoAutomations => (S::NOT_FOUND, "no-automations", "Rules are not evaluated here"),

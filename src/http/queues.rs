@@ -53,6 +53,11 @@ impl Queues {
         self.configured.get(name)
     }
 
+    /// Attributes that events of the bus must not have.
+    pub(crate) fn reserved(&self) -> Vec<&'static str> {
+        self.kinds.reserved()
+    }
+
     /// The link for calls that concern no pipeline.
     pub(crate) fn link(&self) -> &Link {
         &self.link

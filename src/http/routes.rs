@@ -91,6 +91,7 @@ pub(crate) const ROUTES: &[Row] = &[
     ("*", "/v1/bots/{bot}/counters/import", Class::P3, BODY_MAX),
     ("*", "/v1/bots/{bot}/automations", Class::P3, SMALL),
     ("*", "/v1/pipelines/{pipeline}/bots", Class::P3, SMALL),
+    ("*", "/v1/pipelines/{pipeline}/replay", Class::P3, SMALL),
     ("*", "/v1/pipelines/{pipeline}/dead", Class::P3, SMALL),
     ("*", "/v1/pipelines/{pipeline}/dead/redrive", Class::P3, SMALL),
     ("*", "/notifications/dead/redrive", Class::P3, SMALL),

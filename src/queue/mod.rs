@@ -168,6 +168,11 @@ impl Queue {
         self.kind.protected
     }
 
+    /// Whether no event of the bus is copied into these queues.
+    pub(crate) fn is_off_bus(&self) -> bool {
+        self.kind.off_bus
+    }
+
     /// The pipeline's name.
     #[must_use]
     pub fn name(&self) -> &PipelineName {

@@ -23,6 +23,7 @@ mod push;
 mod push_order;
 mod rate;
 mod recovery;
+mod replay;
 mod scripts;
 mod starting;
 mod store;
