@@ -1,5 +1,6 @@
 //! `fairlane replay`.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use clap::Args;
@@ -106,7 +107,7 @@ pub(super) async fn replay(config: Config, args: ReplayArgs) -> Result<(), CliEr
             let run = Run::load(session.link(), id).await?;
             let mut run = run.ok_or_else(|| ReplayRefused::Unknown(id.clone()))?;
             let replay = open(session, run.spec.clone())?;
-            replay.resume(&mut run);
+            run.retry();
             put(output, &replay, run, args.rate).await
         }
         None => begin(session, output, &args).await,
@@ -206,6 +207,7 @@ async fn put(
     if summary.done { Ok(()) } else { Err(CliError::ReplayHeld(summary.id)) }
 }
 
+/// The result in words.
 fn told(summary: &Summary) -> String {
     let mut text = format!(
         "put {} at the end of the queues of pipeline {}",
@@ -213,7 +215,7 @@ fn told(summary: &Summary) -> String {
         summary.pipeline
     );
     if summary.put_in_all > summary.put {
-        text.push_str(&format!(", {} with the earlier runs", number(summary.put_in_all)));
+        let _ = write!(text, ", {} with the earlier runs", number(summary.put_in_all));
     }
     if !summary.held.is_empty() {
         let some = summary.held.iter().take(NAMED);
@@ -222,12 +224,13 @@ fn told(summary: &Summary) -> String {
         if summary.held.len() > NAMED {
             names.push("…".to_owned());
         }
-        text.push_str(&format!(
+        let _ = write!(
+            text,
             "\n{} of {} wait, because their queues are full: {}",
             count(summary.waiting, "event"),
             count(summary.held_bots, "bot"),
             names.join(", ")
-        ));
+        );
     }
     text
 }
@@ -240,16 +243,14 @@ fn describe(output: Output, spec: &Spec, found: &Survey, now_ms: u64) -> String 
         spec.pipeline
     );
     let at = |ms: u64| format!("{} ({} ago)", rfc3339(ms), duration(now_ms.saturating_sub(ms)));
-    text.push_str(&format!("\nrange     {} to {}", at(spec.from_ms), rfc3339(spec.until_ms)));
+    let _ = write!(text, "\nrange     {} to {}", at(spec.from_ms), rfc3339(spec.until_ms));
     if let (Some(first), Some(last)) = (found.first_ms, found.last_ms) {
-        text.push_str(&format!("\nfirst     {}\nlast      {}", at(first), at(last)));
+        let _ = write!(text, "\nfirst     {}\nlast      {}", at(first), at(last));
     }
-    text.push_str(&format!("\nread      {} of the bus", entries(found.entries)));
+    let _ = write!(text, "\nread      {} of the bus", entries(found.entries));
     if let Some(gone) = found.gone_until_ms {
-        text.push_str(&format!(
-            "\nmissing   the bus no longer has all entries from before {}",
-            at(gone)
-        ));
+        let _ =
+            write!(text, "\nmissing   the bus no longer has all entries from before {}", at(gone));
     }
     if !found.top.is_empty() {
         let mut table = Table::new(&["BOT", ">EVENTS"]);
@@ -260,7 +261,7 @@ fn describe(output: Output, spec: &Spec, found: &Survey, now_ms: u64) -> String 
         text.push_str(&output.table(&table));
         if found.bots > found.top.len() as u64 {
             let more = found.bots - found.top.len() as u64;
-            text.push_str(&format!("\nand {}", count(more, "other bot")));
+            let _ = write!(text, "\nand {}", count(more, "other bot"));
         }
     }
     text

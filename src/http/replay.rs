@@ -155,7 +155,7 @@ async fn replay(
     let open = |spec: Spec| {
         let bot = spec.bot.as_ref();
         bot.map_or_else(|| of_all_bots(&caller), |bot| caller.check_bot(bot))?;
-        Replay::new(queue.clone(), config, &reserved, spec).map_err(refused)
+        Replay::new(queue.clone(), config, &reserved, spec).map_err(|error| refused(&error))
     };
 
     let id = match &cursor {
@@ -172,22 +172,22 @@ async fn replay(
     if let (Some(known), None) = (&known, &asked.from) {
         // The stored settings are those of this path, or the id is of another pipeline.
         if known.spec.pipeline != path.pipeline {
-            return Err(refused(ReplayRefused::Other(known.id.clone())));
+            return Err(refused(&ReplayRefused::Other(known.id.clone())));
         }
         let replay = open(known.spec.clone())?;
         return go_on(&api, &uri, replay, known.clone(), limit, deadline).await.map(Json);
     }
     if let (Some(Cursor::Run(id)), None) = (&cursor, &known) {
-        return Err(refused(ReplayRefused::Unknown(id.clone())));
+        return Err(refused(&ReplayRefused::Unknown(id.clone())));
     }
 
     let now = api.queues.time().await?;
-    let (from_ms, until_ms, place) = match cursor {
-        Some(Cursor::Dry { from_ms, until_ms, place }) => (from_ms, until_ms, Some(place)),
-        _ => {
-            let (from_ms, until_ms) = range(&asked, now)?;
-            (from_ms, until_ms, None)
-        }
+    let (from_ms, until_ms, place) = if let Some(Cursor::Dry { from_ms, until_ms, place }) = cursor
+    {
+        (from_ms, until_ms, Some(place))
+    } else {
+        let (from_ms, until_ms) = range(&asked, now)?;
+        (from_ms, until_ms, None)
     };
     if asked.types.len() > TYPES_MAX {
         return Err(Problem::field("types", format!("write up to {TYPES_MAX}")));
@@ -222,7 +222,7 @@ async fn replay(
     }
     let id = id.unwrap_or_else(|| uuid::Uuid::now_v7().to_string());
     let is_new = known.is_none();
-    let run = replay.run(&id, None).await?.map_err(refused)?;
+    let run = replay.run(&id, None).await?.map_err(|error| refused(&error))?;
     if is_new {
         caller.did("replay", &path.pipeline, replay.spec.bot.as_ref());
     }
@@ -240,7 +240,7 @@ async fn go_on(
 ) -> Result<ReplayAnswer, Problem> {
     // At the end of a pass, a further call tries the held bots again.
     if run.is_over() {
-        replay.resume(&mut run);
+        run.retry();
     }
     let (mut put, mut more) = (0, !run.is_done());
     while more && put < limit as u64 && Instant::now() < deadline {
@@ -297,7 +297,7 @@ fn check_id(id: &str) -> Result<(), Problem> {
     Err(Problem::field("id", format!("write 1 to {ID_MAX} letters, digits, - and _")))
 }
 
-fn refused(error: ReplayRefused) -> Problem {
+fn refused(error: &ReplayRefused) -> Problem {
     let kind = match error {
         ReplayRefused::Unknown(_) => Kind::NoReplay,
         _ => Kind::ReplayRefused,

@@ -92,7 +92,7 @@ impl Run {
     }
 
     /// Prepares to try the held bots again.
-    fn retry(&mut self) {
+    pub(crate) fn retry(&mut self) {
         let Some(first) = self.held.values().map(|(place, _)| *place).min() else { return };
         if self.over {
             self.only = Some(self.held.keys().cloned().collect());
@@ -135,11 +135,6 @@ impl Replay {
         };
         run.save(link).await?;
         Ok(Ok(run))
-    }
-
-    /// Prepares a run that was interrupted, or held bots, for more steps.
-    pub(crate) fn resume(&self, run: &mut Run) {
-        run.retry();
     }
 
     /// Puts up to `max` more events.
