@@ -428,6 +428,7 @@ impl Plan {
             limits: seat.config.limits_of_bots(&self.name),
             stores: self.part.stores(),
             lanes: self.lanes.clone(),
+            tracer: seat.tracer.clone(),
             recorder: self.recorder(seat.queue, seat.clock, |task| {
                 seat.shutdown.spawn(task);
             }),

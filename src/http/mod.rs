@@ -60,6 +60,7 @@ mod queues;
 mod routes;
 mod stopwatch;
 pub(crate) mod taken;
+mod traced;
 
 use std::sync::Arc;
 
@@ -94,6 +95,7 @@ use crate::pool::open::OpenLeases;
 use crate::product::{self, Services};
 use crate::redis::Link;
 use crate::startup::Startup;
+use crate::trace::Tracer;
 
 /// The state that the routes share.
 pub(crate) struct Api {
@@ -127,6 +129,8 @@ pub(crate) struct Api {
     pub(crate) large_reads: LargeReads,
     /// Turns for searches of the bus.
     pub(crate) searches: LargeReads,
+    /// Creates spans.
+    pub(crate) tracer: Tracer,
 }
 
 /// The routes of `http.listen`.

@@ -12,6 +12,7 @@ mod aside;
 mod finish;
 mod lanes;
 mod throttle;
+mod traced;
 
 use std::ops::ControlFlow;
 use std::pin::pin;
@@ -132,6 +133,7 @@ impl Worker {
             attempt: self.lease.attempts.counted() + 1,
             deadline: self.lease.deadline(),
             events,
+            trace: None,
         };
         let mut took = Duration::ZERO;
         let answer = if slice_events.events.is_empty() {
@@ -248,6 +250,7 @@ impl Worker {
         let _busy = shared.busy();
         let started = Instant::now();
         slice.deadline = started + shared.settings.slice_time;
+        shared.trace(slice);
         let timeout = shared.settings.handler_timeout;
         let capability = self.capability(slice.events.len());
         let handling = shared.handler.handle_boxed(&shared.environment, slice, &capability);

@@ -1,0 +1,43 @@
+//! The spans of slices.
+
+use crate::handler::Slice;
+use crate::pool::Shared;
+use crate::trace::{SliceTrace, Span};
+
+impl Shared {
+    /// Starts the trace of a slice whose handler starts now.
+    pub(super) fn trace(&self, slice: &mut Slice) {
+        if !self.tracer.is_on() {
+            return;
+        }
+        let events = slice.events.iter().map(|delivery| (delivery.sequence, &delivery.event));
+        let whose = (&slice.bot, slice.attempt);
+        slice.trace = SliceTrace::start(&self.tracer, self.queue.name(), whose, events);
+    }
+}
+
+/// The commits of slices, each with the reason why it is tried again. They end when they are dropped,
+/// and then the slices end. Without a trace, this allocates nothing.
+pub(super) fn commits<'a>(
+    slices: impl Iterator<Item = (&'a Slice, Option<&'a str>)>,
+) -> Vec<Commit> {
+    let commit = |(slice, failure): (&Slice, Option<&str>)| {
+        let trace = slice.trace.clone()?;
+        Some(Commit { span: trace.commit(failure), trace })
+    };
+    slices.filter_map(commit).collect()
+}
+
+/// The commit of one slice.
+pub(super) struct Commit {
+    span: Option<Span>,
+    trace: std::sync::Arc<SliceTrace>,
+}
+
+impl Drop for Commit {
+    fn drop(&mut self) {
+        // The commit ends before its slice.
+        drop(self.span.take());
+        self.trace.end();
+    }
+}
