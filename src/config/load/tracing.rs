@@ -11,6 +11,8 @@ use crate::config::{Config, ConfigError, Origin, TracingConfig};
 /// The variable with the endpoint of a collector, as all programs with OpenTelemetry read it.
 pub(super) const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 
+/// The port of collectors for OTLP over gRPC.
+const GRPC_PORT: u16 = 4317;
 const REMEDY: &str =
     "write the URL of a collector that takes OTLP over HTTP, such as \"http://localhost:4318\"";
 
@@ -52,11 +54,14 @@ fn endpoint(text: &str) -> Result<Url, String> {
     if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
         return Err(format!("is not an http or https URL; {REMEDY}"));
     }
-    if url.port() == Some(4317) {
+    let is_secret = !url.username().is_empty() || url.password().is_some();
+    if is_secret || url.query().is_some() || url.fragment().is_some() {
+        let remedy = "remove it, and put a token into a header (tracing.headers_file)";
+        return Err(format!("has a user, a password, a query or a fragment; {remedy}"));
+    }
+    if url.port() == Some(GRPC_PORT) {
         let remedy = "write the port for OTLP over HTTP, usually 4318";
-        return Err(format!(
-            "has port 4317, where collectors take gRPC, which Fairlane does not send; {remedy}"
-        ));
+        return Err(format!("has port {GRPC_PORT}, where collectors take only gRPC; {remedy}"));
     }
     Ok(url)
 }

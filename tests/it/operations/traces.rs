@@ -314,11 +314,11 @@ async fn a_slice_of_several_traces_links_them_and_only_recorded_ones_have_spans(
 async fn a_failed_call_and_its_slice_are_marked_and_each_attempt_has_its_spans() {
     let (redis, collector) = (RedisServer::start(Options::default()), Collector::start().await);
     let receiver = Receiver::start(async |call: Call| {
-        Reply::new(if call.number == 0 { 500 } else { 200 }, "")
+        Reply::new(if call.json()["attempt"] == 1 { 500 } else { 200 }, "")
     });
     let receiver = receiver.await;
     for ordering in ["bot", "subject"] {
-        let before = (receiver.called(), collector.spans().len());
+        let before = collector.spans().len();
         let mut all = pushing(&receiver);
         all.push(("tracing.endpoint", collector.endpoint()));
         all.push(("pipelines.push.order_by", format!("{ordering:?}")));
@@ -327,20 +327,20 @@ async fn a_failed_call_and_its_slice_are_marked_and_each_attempt_has_its_spans()
         let headers = [("content-type", STRUCTURED), ("traceparent", &*parent(true))];
         let body = event("shop", "ann", ordering, "order.paid", json!({})).to_string();
         client.send("POST", "/v1/events", &headers, body.as_bytes()).await;
-        let attempts = if before.0 == 0 { 2 } else { 1 };
         eventually(LONG, "the attempts are exported", async || {
-            let spans = collector.spans().split_off(before.1);
-            spans.iter().filter(|span| span.name == "commit push").count() == attempts
+            let spans = collector.spans().split_off(before);
+            spans.iter().filter(|span| span.name == "slice push").count() == 2
         })
         .await;
-        let spans = collector.spans().split_off(before.1);
+        let spans = collector.spans().split_off(before);
         let outcomes = |name: &str| -> BTreeSet<bool> {
             let spans = spans.iter().filter(|span| span.name == name);
             spans.map(Seen::is_failed).collect()
         };
-        let expected = if attempts == 2 { BTreeSet::from([false, true]) } else { [false].into() };
+        let expected = BTreeSet::from([false, true]);
         assert_eq!(outcomes("slice push"), expected, "{ordering}");
         assert_eq!(outcomes("call push"), expected, "{ordering}");
+        assert_eq!(outcomes("commit push"), [false].into(), "{ordering}");
         assert_eq!(spans.iter().filter(|span| span.name == "wait push").count(), 1, "{ordering}");
     }
 }
@@ -427,4 +427,39 @@ async fn a_part_of_requests_without_a_context_starts_a_trace_if_that_is_configur
         .await;
     let last = pushed.pushes(2).await.pop().unwrap();
     assert_eq!(last.headers["traceparent"], parent(false));
+}
+
+#[tokio::test]
+async fn a_notification_continues_the_trace_of_the_request_that_schedules_it() {
+    let collector = Collector::start().await;
+    let more =
+        [("pipelines.notifications.enabled", "true"), ("callbacks.allow_nets", "[\"127.0.0.1\"]")];
+    let pushed = pushed(Some(collector.endpoint()), &more).await;
+    let notified = Receiver::start(async |call: Call| {
+        Reply::new(if call.number == 1 { 410 } else { 200 }, "ok")
+    });
+    let notified = notified.await;
+    let url: String = url::form_urlencoded::byte_serialize(notified.url().as_bytes()).collect();
+    let path = format!("/send_delayed?delay=0&url={url}&recheck_url={url}&bot=shop");
+    let headers = [("traceparent", &*parent(true)), ("tracestate", "a=1")];
+    let answer = pushed.client.send("GET", &path, &headers, b"").await;
+    assert_eq!(answer.code, 200, "{}", answer.problem());
+    eventually(LONG, "both calls are exported", async || {
+        let spans = collector.spans();
+        spans.iter().filter(|span| span.name == "call notifications").count() == 2
+    })
+    .await;
+    let spans = collector.until(&["publish notifications", "wait notifications"]).await;
+    let publish = named(&spans, "publish notifications");
+    assert_eq!((&*publish.trace, &*publish.parent), (TRACE, CALLER));
+    assert_eq!(publish.attributes["fairlane.bot"], "shop");
+    assert_eq!(named(&spans, "wait notifications").parent, publish.id);
+    let calls: Vec<_> = spans.iter().filter(|span| span.name.starts_with("call")).collect();
+    assert!(calls.iter().all(|call| call.parent == publish.id));
+    // The recheck, and the call that the receiver refuses.
+    assert_eq!(calls.iter().map(|call| call.is_failed()).collect::<Vec<_>>(), [false, true]);
+    for (seen, call) in notified.calls().iter().zip(calls) {
+        assert_eq!(seen.headers["traceparent"], call.traceparent());
+        assert_eq!(seen.headers["tracestate"], "a=1");
+    }
 }
