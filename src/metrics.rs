@@ -6,8 +6,8 @@
 //! `notifications_due`, `notifications_overdue_seconds`) are sampled by one process at a time: use
 //! their `max`. No label ever contains a bot.
 
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -112,6 +112,7 @@ table! {
     NOTIFICATIONS_OVERDUE "notifications_overdue_seconds" Gauge "How long the first due notification has been overdue, including its time in a queue; without those that wait for their host";
     BREAKER_OPEN "breaker_open" Gauge "1 while a circuit breaker is open at a host, for all bots or for one, by host (the first 20; the number of others as other)";
     HISTORY_DROPPED "history_dropped_total" Counter "Attempts that are not kept for operators: too many at once, or Redis did not take them";
+    PROBLEMS "problems" Gauge "1 while the finding exists, by problem, severity and pipeline (empty: none): those of fairlane status. One process at a time reports them: use max";
     REDIS_UP "redis_up" Gauge "1 while Redis answers";
     REDIS_MEMORY "redis_memory_bytes" Gauge "Redis memory: used, and max (0: no bound)";
     MONGODB_UP "mongodb_up" Gauge "1 while MongoDB answers; absent if it is not used";
@@ -166,9 +167,31 @@ pub fn install() -> &'static PrometheusHandle {
     })
 }
 
+/// When the metrics were scraped last.
+static SCRAPED: Mutex<Option<Instant>> = Mutex::new(None);
+
+/// Whether the metrics were scraped within this time.
+pub(crate) fn was_scraped(within: Duration) -> bool {
+    let scraped = *SCRAPED.lock().unwrap_or_else(PoisonError::into_inner);
+    scraped.is_some_and(|at| at.elapsed() < within)
+}
+
+/// Whether a finding exists.
+pub(crate) fn problem(
+    code: &'static str,
+    severity: &'static str,
+    pipeline: Option<&PipelineName>,
+    exists: bool,
+) {
+    let pipeline = pipeline.map_or_else(String::new, ToString::to_string);
+    let gauge = gauge!(PROBLEMS, "problem" => code, "severity" => severity, "pipeline" => pipeline);
+    gauge.set(if exists { 1.0 } else { 0.0 });
+}
+
 /// The exposition text of this process.
 #[must_use]
 pub fn render() -> String {
+    *SCRAPED.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     metrics_process::Collector::default().collect();
     install().render()
 }
