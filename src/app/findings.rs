@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 use crate::http::Problems;
 use crate::lifecycle::Shutdown;
 use crate::metrics;
-use crate::problems::{Viewer, find};
+use crate::problems::{Code, Viewer, find};
 use crate::queue::sample::Activity;
 
 /// Interval of looking whether the findings are wanted.
@@ -22,7 +22,11 @@ const SCRAPED: Duration = Duration::from_secs(90);
 
 /// Reports the findings until the soft stop.
 pub(super) async fn watch(problems: Arc<Problems>, activity: Arc<Activity>, shutdown: Shutdown) {
-    let mut shown = BTreeSet::new();
+    let mut shown: BTreeSet<_> = Code::ALL.iter().map(|&code| (code, None)).collect();
+    // Each series exists from the start, at 0.
+    for (code, pipeline) in &shown {
+        metrics::problem(code.as_str(), code.severity().as_str(), pipeline.as_ref(), false);
+    }
     let mut due = Instant::now();
     loop {
         tokio::select! {

@@ -13,14 +13,16 @@ use crate::bus::redis_stream::RedisStream;
 use crate::fanout::starts::Starts;
 use crate::fanout::{Fanout, Interest};
 use crate::http::taken::Taken;
-use crate::http::{self, Access, Api, Ending, Health, LargeReads, Limits, Live, Problems, Proxies, Queues};
+use crate::http::{
+    self, Access, Api, Ending, Health, LargeReads, Limits, Live, Problems, Proxies, Queues,
+};
 use crate::id::PipelineName;
 use crate::lifecycle::Shutdown;
 use crate::metrics::PipelineMetrics;
+use crate::mongo::watch::Reachable;
 use crate::outbound::Policy;
 use crate::outbound::breakers::Breakers;
 use crate::pool::open::OpenLeases;
-use crate::mongo::watch::Reachable;
 use crate::presence::{self, Reported};
 use crate::product::Seat;
 use crate::queue::FAIR_SLICE_US;
@@ -49,7 +51,7 @@ impl Site {
             gates,
             mongodb,
             streams: config.bus.streams.clone(),
-            roles: roles.names().to_vec(),
+            roles: roles.names(),
             started: clock.now(),
         };
         let starting = |plan: &super::Plan| Starting {

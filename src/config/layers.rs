@@ -477,13 +477,12 @@ fn nearest<'a>(key: &str, defaults: &'a BTreeMap<String, Value>) -> Vec<&'a str>
         .min();
     let last = key.rsplit('.').next();
     let elsewhere = defaults.keys().filter(|known| known.rsplit('.').next() == last);
-    match close {
-        Some((_, known)) => vec![known],
-        None => {
-            let elsewhere: Vec<_> = elsewhere.map(String::as_str).collect();
-            // More of them are no help.
-            if elsewhere.len() <= ELSEWHERE { elsewhere } else { Vec::new() }
-        }
+    if let Some((_, known)) = close {
+        vec![known]
+    } else {
+        let elsewhere: Vec<_> = elsewhere.map(String::as_str).collect();
+        // More of them are no help.
+        if elsewhere.len() <= ELSEWHERE { elsewhere } else { Vec::new() }
     }
 }
 

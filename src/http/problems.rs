@@ -53,7 +53,7 @@ impl Problems {
         {
             return Arc::clone(facts);
         }
-        let facts = Arc::new(Facts::read(self).await);
+        let facts = Arc::new(Box::pin(Facts::read(self)).await);
         *kept = Some((Instant::now(), Arc::clone(&facts)));
         facts
     }

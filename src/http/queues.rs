@@ -54,9 +54,7 @@ impl Queues {
     }
 
     /// The pipelines of the configuration.
-    pub(crate) fn all_configured(
-        &self,
-    ) -> impl Iterator<Item = (&PipelineName, &PipelineConfig)> {
+    pub(crate) fn all_configured(&self) -> impl Iterator<Item = (&PipelineName, &PipelineConfig)> {
         self.configured.iter()
     }
 

@@ -44,7 +44,9 @@ impl Calls {
     /// A call failed. `now_ms` is Unix time in milliseconds.
     pub(crate) fn failed(&self, reason: &str, now_ms: u64) {
         let mut failures = self.lock();
-        let reason = reason[..reason.floor_char_boundary(REASON_MAX)].to_owned();
+        let end =
+            (0..=REASON_MAX.min(reason.len())).rev().find(|&end| reason.is_char_boundary(end));
+        let reason = reason[..end.unwrap_or(0)].to_owned();
         let before = failures.as_ref().map(|before| (before.calls, before.since_ms));
         let (calls, since_ms) = before.unwrap_or((0, now_ms));
         *failures = Some(Failures { calls: calls + 1, since_ms, time_ms: now_ms, reason });

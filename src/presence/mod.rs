@@ -166,11 +166,12 @@ impl Reported {
     /// changed. A further failure of a pipeline that fails already is no news.
     fn renew(&self, process: &mut Process) -> bool {
         let calls = self.meters.iter();
-        let failing: BTreeMap<_, _> =
-            calls.filter_map(|(name, meter)| Some((name.clone(), meter.calls.failing()?))).collect();
-        let mut breakers = self.gates.as_ref().map(|gates| gates.open(Instant::now()));
-        breakers.iter_mut().for_each(|breakers| breakers.truncate(BREAKERS_MAX));
-        let breakers = breakers.unwrap_or_default();
+        let failing: BTreeMap<_, _> = calls
+            .filter_map(|(name, meter)| Some((name.clone(), meter.calls.failing()?)))
+            .collect();
+        let gates = self.gates.as_ref();
+        let mut breakers = gates.map(|gates| gates.open(Instant::now())).unwrap_or_default();
+        breakers.truncate(BREAKERS_MAX);
         let mongodb = self.mongodb.as_ref().and_then(|mongodb| mongodb.known());
         let hosts = |all: &[Breaker]| all.iter().map(|open| open.host.clone()).collect::<Vec<_>>();
         let changed = mongodb != process.mongodb

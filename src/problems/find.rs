@@ -61,8 +61,11 @@ pub(crate) fn find(facts: &Facts, viewer: Viewer<'_>) -> Vec<Finding> {
             }
             if let [first, others @ ..] = &*facts.not_seen {
                 let more = others.len() as u64;
-                let more =
-                    if more > 0 { format!(" and {}", count(more, "more part")) } else { String::new() };
+                let more = if more > 0 {
+                    format!(" and {}", count(more, "more part"))
+                } else {
+                    String::new()
+                };
                 found.push(Finding::new(
                     Code::NotSeen,
                     format!("could not look at {}{more}: {}", first.part, first.reason),
@@ -78,7 +81,9 @@ pub(crate) fn find(facts: &Facts, viewer: Viewer<'_>) -> Vec<Finding> {
 fn unavailable(error: &str) -> Finding {
     Finding::new(
         Code::RedisUnavailable,
-        format!("Redis does not answer, so nothing is accepted or handled; nothing is lost: {error}"),
+        format!(
+            "Redis does not answer, so nothing is accepted or handled; nothing is lost: {error}"
+        ),
         "bring Redis back; the processes need no restart: fairlane check".to_owned(),
     )
 }
@@ -270,10 +275,8 @@ fn differing(facts: &Facts, found: &mut Vec<Finding>) {
 }
 
 fn of_bus(facts: &Facts, found: &mut Vec<Finding>) {
-    let is_taken = facts
-        .pipelines
-        .iter()
-        .any(|of| of.takes_of_bus && of.state != PipelineState::Disabled);
+    let is_taken =
+        facts.pipelines.iter().any(|of| of.takes_of_bus && of.state != PipelineState::Disabled);
     for view in &facts.streams {
         if view.kind == StreamKind::Other {
             found.push(Finding::new(
@@ -339,8 +342,7 @@ fn is_unread(facts: &Facts, view: &StreamView) -> bool {
         let reads = process.streams.is_empty() || process.streams.contains(&view.stream);
         reads && process.roles.iter().any(|role| role == "ingest")
     });
-    let starts =
-        |process: &Process| facts.now_ms.saturating_sub(process.started_ms) < STARTING_MS;
+    let starts = |process: &Process| facts.now_ms.saturating_sub(process.started_ms) < STARTING_MS;
     // Where no position was recorded, a new pipeline may start at the end.
     view.unread.is_some() && !readers.clone().any(starts)
         || view.unread.is_none() && readers.next().is_none()
@@ -371,7 +373,8 @@ fn what_helps(name: &PipelineName, bot: &BotId) -> String {
 
 /// The failures of a pipeline in all processes that have called its handler without success.
 fn failures<'a>(facts: &'a Facts, name: &PipelineName) -> Vec<(&'a Process, &'a Failures)> {
-    let of = facts.processes.iter().filter_map(|process| Some((process, process.failing.get(name)?)));
+    let of =
+        facts.processes.iter().filter_map(|process| Some((process, process.failing.get(name)?)));
     of.filter(|(_, failures)| facts.now_ms.saturating_sub(failures.time_ms) < FAILED_MS).collect()
 }
 

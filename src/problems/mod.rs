@@ -50,7 +50,6 @@ macro_rules! codes {
 
         impl Code {
             /// All of them, the most urgent ones first.
-            #[cfg(test)]
             pub(crate) const ALL: &[Self] = &[$(Self::$name),+];
 
             pub(crate) fn as_str(self) -> &'static str {

@@ -79,9 +79,9 @@ fn failing(bots: &[&str], since_ms: u64, time_ms: u64) -> Option<Failing> {
     Failing::new(bots.iter().map(|name| (bot(name), failure(name))).collect())
 }
 
-fn throttled(name: &str, since_ms: u64) -> Option<Throttled> {
+fn throttled(name: &str, since_ms: u64) -> Throttled {
     let bot = bot(name);
-    Some(Throttled { bots: 2, bot: bot.clone(), since_ms, longest: vec![(since_ms, bot)] })
+    Throttled { bots: 2, bot: bot.clone(), since_ms, longest: vec![(since_ms, bot)] }
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn each_finding_has_its_code_and_names_the_remedy() {
             r"fairlane bots show --pipeline log 'it'\''s' shows",
         ),
         (
-            |f| f.pipelines[0].throttled = throttled("a b", 39_999),
+            |f| f.pipelines[0].throttled = Some(throttled("a b", 39_999)),
             Code::BotsThrottled,
             "fairlane bots set --pipeline log 'a b' --rate RATE",
         ),
@@ -210,7 +210,7 @@ fn a_token_of_certain_bots_sees_only_what_concerns_them() {
     facts.redis.ping_ms = Some(9_000);
     let pipeline = &mut facts.pipelines[0];
     pipeline.failing = failing(&["ours", "theirs"], 10_000, 90_000);
-    pipeline.throttled = throttled("theirs", 1);
+    pipeline.throttled = Some(throttled("theirs", 1));
     (pipeline.view.dead, pipeline.view.stopped) = (3, true);
     let ours = |bot: &BotId| bot.as_str() == "ours";
     let found = find(&facts, Viewer::Bots(&ours));
@@ -223,7 +223,7 @@ fn a_token_of_certain_bots_sees_only_what_concerns_them() {
 #[test]
 fn a_bot_that_its_rate_holds_back_for_a_moment_is_no_finding() {
     let mut facts = healthy();
-    facts.pipelines[0].throttled = throttled("a", 40_000);
+    facts.pipelines[0].throttled = Some(throttled("a", 40_000));
     assert_eq!(find(&facts, Viewer::All), []);
 }
 

@@ -66,7 +66,8 @@ impl Failing {
     pub(crate) fn new(mut found: Vec<(BotId, LastFailure)>) -> Option<Self> {
         found.sort_by(|a, b| (a.1.since_ms, &a.0).cmp(&(b.1.since_ms, &b.0)));
         let since_ms = found.first()?.1.since_ms;
-        let last = found.iter().map(|(_, failure)| failure).max_by_key(|failure| failure.time_ms)?;
+        let last =
+            found.iter().map(|(_, failure)| failure).max_by_key(|failure| failure.time_ms)?;
         let (reason, time_ms) = (last.reason.clone(), last.time_ms);
         let (bots, each) = found.into_iter().unzip();
         Some(Self { bots, reason, time_ms, since_ms, each })

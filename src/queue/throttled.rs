@@ -29,8 +29,7 @@ impl Throttled {
     /// The part that concerns `wanted` bots, among those that have waited for longest.
     #[must_use]
     pub fn of(&self, wanted: &dyn Fn(&BotId) -> bool) -> Option<Self> {
-        let longest: Vec<_> =
-            self.longest.iter().filter(|(_, bot)| wanted(bot)).cloned().collect();
+        let longest: Vec<_> = self.longest.iter().filter(|(_, bot)| wanted(bot)).cloned().collect();
         let (since_ms, bot) = longest.iter().min().cloned()?;
         Some(Self { bots: longest.len() as u64, bot, since_ms, longest })
     }

@@ -52,7 +52,7 @@ pub(super) async fn status(config: Config, args: &StatusArgs) -> Result<(), CliE
     let output = Output::new(args.json);
     let show = |facts: Facts| output.show(&Status::from(facts), |status| screen(output, status));
     let result = Session::briefly(config, async |session| {
-        let facts = Facts::read(&CliSite(session)).await;
+        let facts = Box::pin(Facts::read(&CliSite(session))).await;
         let error = facts.redis.error.clone();
         show(facts)?;
         error.map_or(Ok(()), |error| Err(CliError::NoAnswer(error)))

@@ -21,8 +21,8 @@ use crate::clock::millis;
 use crate::config::Scope;
 use crate::id::PipelineName;
 use crate::presence::{self, Process};
-use crate::queue::{BotOrder, BotView};
 use crate::problems::fullest;
+use crate::queue::{BotOrder, BotView};
 use crate::redis::{ServerInfo, StreamView};
 use crate::trend::{self, Point};
 

@@ -63,11 +63,11 @@ pub(super) fn is_unused(facts: &Facts) -> bool {
 
 /// How to publish a first event.
 pub(super) fn first_event(api: &Api, caller: &Caller) -> Markup {
-    let kinds = api.queues.all_configured().filter(|(name, config)| {
+    let mut kinds = api.queues.all_configured().filter(|(name, config)| {
         config.enabled && api.queues.takes_of_bus(name) && !crate::config::is_built_in(name)
     });
-    let kind = kinds.filter_map(|(_, config)| config.events.first()).next();
-    let kind = kind.map(|glob| glob.to_string().replace('*', "created"));
+    let kind = kinds.find_map(|(_, config)| config.events.first());
+    let kind = kind.map(|glob| glob.replace('*', "created"));
     html! {
         section.first {
             h2 { "Publish a first event" }

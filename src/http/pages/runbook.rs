@@ -100,7 +100,8 @@ mod tests {
 
     #[test]
     fn marks_become_elements() {
-        let page = body("# Runbook\n\n## A b\n\n**Do** `x < 1`, see [there](a.md#b).\n\n```sh\nls\n```\n");
+        let page =
+            body("# Runbook\n\n## A b\n\n**Do** `x < 1`, see [there](a.md#b).\n\n```sh\nls\n```\n");
         let page = page.into_string();
         for part in [
             "<section id=\"a-b\"><h2>A b</h2>",

@@ -129,6 +129,6 @@ impl Worker {
         let first = runs.first().and_then(|run| run.slice.events.first());
         let first = first.map(|delivery| delivery.sequence);
         let noted = (&self.shared.queue, &*self.shared.meter);
-                settlement.note_failure(noted, &self.lease.bot, first, now).await;
+        settlement.note_failure(noted, &self.lease.bot, first, now).await;
     }
 }

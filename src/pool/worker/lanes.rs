@@ -355,7 +355,7 @@ impl Worker {
             self.note(&run.slice.events, run.took, now, settlement);
             let first = run.slice.events.first().map(|delivery| delivery.sequence);
             let noted = (&self.shared.queue, &*self.shared.meter);
-                settlement.note_failure(noted, &self.lease.bot, first, now).await;
+            settlement.note_failure(noted, &self.lease.bot, first, now).await;
         }
     }
 
@@ -393,7 +393,7 @@ impl Worker {
                 self.note(&run.slice.events, run.took, now, &settlement);
             }
             let noted = (&self.shared.queue, &*self.shared.meter);
-                settlement.note_failure(noted, &self.lease.bot, None, now).await;
+            settlement.note_failure(noted, &self.lease.bot, None, now).await;
         }
     }
 
