@@ -13,7 +13,7 @@ use crate::trace::Tracer;
 #[derive(Default)]
 pub(super) struct Export {
     #[cfg(feature = "otel")]
-    exporter: Option<crate::trace::otlp::Exporter>,
+    exporter: Option<Box<crate::trace::otlp::Exporter>>,
 }
 
 impl Export {
@@ -30,7 +30,7 @@ impl Export {
         let (tracer, exporter) = Exporter::new(settings, clock).map_err(|source| {
             AppError::Tracing { problem: format!("the HTTP client cannot be created: {source}") }
         })?;
-        Ok((tracer, Self { exporter: Some(exporter) }))
+        Ok((tracer, Self { exporter: Some(Box::new(exporter)) }))
     }
 
     /// Exports nothing: this build has no exporter.
