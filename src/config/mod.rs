@@ -13,6 +13,7 @@ mod duplicate;
 mod error;
 mod layers;
 mod load;
+mod nearest;
 mod products;
 mod sections;
 #[cfg(test)]

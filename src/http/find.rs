@@ -13,7 +13,7 @@ use utoipa_axum::routes;
 use super::Api;
 use super::auth::Caller;
 use super::bots::BotPath;
-use super::docs::OfPipeline;
+use super::docs::{OfEvent, OfPipeline};
 use super::extract::{Path, Query};
 use super::page::{Limit, fitting};
 use super::problem::{Kind, Problem};
@@ -65,7 +65,7 @@ struct FindQuery {
     params(EventPath, FindQuery),
     responses(
         (status = 200, description = "The event", body = Found),
-        (status = 404, description = "Nothing is known of the event", body = Problem),
+        OfEvent,
     )
 )]
 async fn show(

@@ -73,8 +73,8 @@ fn row(attempt: &Attempt, now_ms: u64) -> Markup {
                     (None, Some(reason)) => { (reason) }
                     (None, None) => {}
                 }
-                @if let Some(retry) = attempt.retry_ms { " Next try after " (spoken(retry)) "." }
-                @if attempt.lost > 0 { " " (attempt.lost) " workers vanished before." }
+                @if let Some(retry) = attempt.retry_ms { "; next try after " (spoken(retry)) }
+                @if attempt.lost > 0 { "; " (attempt.lost) " workers vanished before" }
             }
         }
     }

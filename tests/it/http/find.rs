@@ -12,6 +12,7 @@ use crate::support::http::Client;
 use crate::support::instance::Instance;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
+use crate::support::tokens::{Tokens, text};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -47,18 +48,19 @@ struct Rig {
 
 impl Rig {
     async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    async fn start_with(settings: &[(&str, &str)]) -> Self {
         let server = RedisServer::start(Options::default());
-        let config = config(
-            &server,
-            "find",
-            &[
-                ("pipelines.find.events", "[\"test.*\"]"),
-                ("pipelines.find.filter", "\"event.data.keep\""),
-                ("pipelines.find.batch", "1"),
-                ("pipelines.find.max_attempts", "3"),
-                ("pipelines.find.handler_timeout", "\"8s\""),
-            ],
-        );
+        let pipeline = [
+            ("pipelines.find.events", "[\"test.*\"]"),
+            ("pipelines.find.filter", "\"event.data.keep\""),
+            ("pipelines.find.batch", "1"),
+            ("pipelines.find.max_attempts", "3"),
+            ("pipelines.find.handler_timeout", "\"8s\""),
+        ];
+        let config = config(&server, "find", &[&pipeline, settings].concat());
         let instance = Instance::start(&config, Log::default().handler(handle)).await;
         Self { server, config, instance: Some(instance) }
     }
@@ -204,6 +206,37 @@ async fn an_event_that_the_bus_has_forgotten_is_found_by_its_attempts_its_letter
         .unwrap();
     assert_eq!(rig.client().get("/v1/events/new-1").await.code, 404);
     assert_eq!(rig.state("new-1?bot=new").await, "paused");
+}
+
+#[tokio::test]
+async fn a_token_for_certain_bots_finds_only_events_of_its_bots() {
+    let tokens = Tokens::new(&[
+        ("all", r#"scopes = ["read"], bots = ["*"]"#),
+        ("good", r#"scopes = ["read"], bots = ["good"]"#),
+    ]);
+    let rig = Rig::start_with(&[("auth.tokens", &tokens.setting)]).await;
+    let events = ["good", "failing"].map(|bot| event(bot, 1, &json!({})));
+    add(&rig.server, STREAM, &events).await;
+    let (all, good) =
+        (rig.client().with_token(&text("all")), rig.client().with_token(&text("good")));
+    for id in ["good-1", "failing-1"] {
+        eventually(LONG, "the event is found", async || {
+            all.get(&format!("/v1/events/{id}")).await.code == 200
+        })
+        .await;
+    }
+    for (path, code) in [
+        ("/v1/events/good-1?bot=good", 200),
+        // Without the bot, the answer could tell of events of others.
+        ("/v1/events/good-1", 400),
+        ("/v1/events/failing-1?bot=failing", 403),
+        ("/v1/events/failing-1?bot=good", 404),
+        ("/v1/pipelines/find/bots/good/attempts", 200),
+        ("/v1/pipelines/find/bots/failing/attempts", 403),
+    ] {
+        let response = good.get(path).await;
+        assert_eq!(response.code, code, "{path}: {response:?}");
+    }
 }
 
 #[tokio::test]
