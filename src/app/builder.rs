@@ -125,7 +125,8 @@ impl Builder {
             unreachable!("without a url a private Redis was started, and that has one")
         };
         let plans = Plans { all: plans, needs, services, routes };
-        match App::assemble(self, plans, target).await {
+        // Boxed: it is large, and callers hold it beside their own.
+        match Box::pin(App::assemble(self, plans, target)).await {
             Ok(app) => Ok(App { private: Private { redis: private, mongo: private_mongo }, ..app }),
             Err(error) => {
                 if let Some(Err(stop)) = OptionFuture::from(private.map(PrivateRedis::stop)).await {

@@ -20,14 +20,12 @@ pub(super) fn nearest<'a>(key: &str, defaults: &'a BTreeMap<String, Value>) -> V
         .min();
     let last = key.rsplit('.').next();
     let elsewhere = defaults.keys().filter(|known| known.rsplit('.').next() == last);
-    match close {
-        Some((_, known)) => vec![known],
-        None => {
-            let elsewhere: Vec<_> = elsewhere.map(String::as_str).collect();
-            // More of them are no help.
-            if elsewhere.len() <= ELSEWHERE { elsewhere } else { Vec::new() }
-        }
+    if let Some((_, known)) = close {
+        return vec![known];
     }
+    let elsewhere: Vec<_> = elsewhere.map(String::as_str).collect();
+    // More of them are no help.
+    if elsewhere.len() <= ELSEWHERE { elsewhere } else { Vec::new() }
 }
 
 /// The number of characters to insert, remove or replace to turn one text into the other

@@ -42,7 +42,7 @@ impl Ending {
     /// Completes the note of an attempt. `reason`: why it is not done.
     pub(super) fn finish(self, mut note: Attempt, dead: bool, reason: Option<&str>) -> Attempt {
         note.result = self.result(note.events as usize, note.settled as usize, dead);
-        note.reason = reason.map(|reason| kept_text(reason));
+        note.reason = reason.map(kept_text);
         if let Some(Response { status, body }) = self.response {
             note.status = Some(status);
             let says = note.result != AttemptResult::Done && !body.is_empty();

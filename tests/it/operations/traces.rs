@@ -94,6 +94,20 @@ fn named<'a>(spans: &'a [Seen], name: &str) -> &'a Seen {
     span
 }
 
+fn check_attributes_of(publish: &Seen) {
+    let expected = [
+        ("messaging.system", "fairlane"),
+        ("messaging.destination.name", "fairlane:events"),
+        ("messaging.operation.name", "publish"),
+        ("messaging.operation.type", "send"),
+        ("messaging.batch.message_count", "1"),
+        ("fairlane.bot", "shop"),
+    ];
+    for (name, value) in expected {
+        assert_eq!(publish.attributes[name], value, "{name}");
+    }
+}
+
 #[tokio::test]
 async fn one_trace_shows_an_event_its_push_and_the_notification_that_a_rule_caused() {
     let stores = Stores::start(Persistence::Always);
@@ -149,17 +163,7 @@ async fn one_trace_shows_an_event_its_push_and_the_notification_that_a_rule_caus
 
     let publish = named(&spans, "publish fairlane:events");
     assert_eq!((&*publish.parent, publish.span.kind), (CALLER, 4));
-    let expected = [
-        ("messaging.system", "fairlane"),
-        ("messaging.destination.name", "fairlane:events"),
-        ("messaging.operation.name", "publish"),
-        ("messaging.operation.type", "send"),
-        ("messaging.batch.message_count", "1"),
-        ("fairlane.bot", "shop"),
-    ];
-    for (name, value) in expected {
-        assert_eq!(publish.attributes[name], value, "{name}");
-    }
+    check_attributes_of(publish);
 
     // The event and the one that the rule emitted: each has its own steps.
     // The emitted event may go to the rules too, while their index is new.
@@ -187,10 +191,10 @@ async fn one_trace_shows_an_event_its_push_and_the_notification_that_a_rule_caus
         let steps = spans.iter().filter(|span| span.name == name);
         assert_eq!(steps.map(|span| &span.parent).collect::<BTreeSet<_>>(), slices, "{name}");
     }
-    let caused: Vec<Seen> =
+    let follows: Vec<Seen> =
         spans.iter().filter(|span| span.parent == slice_of_rules.id).cloned().collect();
     for name in ["commit automations", "wait notifications", "call notifications"] {
-        named(&caused, name);
+        named(&follows, name);
     }
 
     // A receiver's own spans are children of the spans of the calls.
