@@ -189,13 +189,20 @@ impl SliceTrace {
 
     /// The commit of the slice. It ends when the span is dropped.
     pub(crate) fn commit(&self, failure: Option<&str>) -> Option<Span> {
-        if let (Some(reason), Some(span)) = (failure, &mut *self.span()) {
-            span.fail(reason);
+        if let Some(reason) = failure {
+            self.fail(reason);
         }
         let name = || format!("commit {}", self.pipeline);
         let span = self.tracer.start(&self.context, Kind::Client, name)?;
         let span = describe(span, "commit", self.pipeline.as_str(), Some(&self.bot));
         Some(span.with("messaging.operation.type", "settle"))
+    }
+
+    /// Marks the slice as failed.
+    pub(crate) fn fail(&self, reason: &str) {
+        if let Some(span) = &mut *self.span() {
+            span.fail(reason);
+        }
     }
 
     /// Ends the slice.

@@ -9,7 +9,7 @@ use tracing::debug;
 use super::super::claim::SLICE_BYTES;
 use super::super::settle::{Fitness, given_up};
 use super::lanes::{Run, run_all};
-use super::traced::commits;
+use super::traced::{commits, ended};
 use super::{Worker, throttle};
 use crate::handler::Outcomes;
 use crate::id::Lane;
@@ -113,7 +113,7 @@ impl Worker {
         let failure = settlement.failure.as_deref();
         let traced = commits(runs.iter().map(|run| (&run.slice, failure)));
         let committed = self.commit(completion).await;
-        drop(traced);
+        ended(traced, committed);
         if !self.is_committed(committed) {
             return;
         }

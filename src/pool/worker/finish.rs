@@ -12,7 +12,7 @@ use super::super::retry::RetryBudget;
 use super::super::settle::{Fitness, Policy, Settlement, given_up, settle};
 use super::super::shelf::WAIT;
 use super::Worker;
-use super::traced::commits;
+use super::traced::{commits, ended};
 use crate::event::Event;
 use crate::handler::{Delivery, Failure, Outcomes, Slice};
 use crate::history::AttemptResult;
@@ -106,7 +106,7 @@ impl Worker {
             let bytes = self.sizes[..n].iter().sum();
             self.commit(self.lease.completion((n, bytes), mode, cost, exceptions)).await
         };
-        drop(traced);
+        ended(traced, committed);
         match committed {
             Committed::Done | Committed::Full => {
                 self.shared.meter.settled.fetch_add(n as u64, Ordering::Relaxed);

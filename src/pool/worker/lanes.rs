@@ -18,7 +18,7 @@ use super::super::commit::Committed;
 use super::super::lanes::{List, Situation, choose};
 use super::super::settle::{Fitness, Settlement, Tally, given_up, leave};
 use super::super::{Lanes, Shared};
-use super::traced::commits;
+use super::traced::{commits, ended};
 use super::{Ended, Worker, throttle, too_long};
 use crate::event::Event;
 use crate::handler::{Answer, Delivery, Failure, Outcomes, Slice};
@@ -342,7 +342,7 @@ impl Worker {
         let ends = runs.iter().zip(&lanes);
         let traced = commits(ends.map(|(run, end)| (&run.slice, end.failure.as_deref())));
         let committed = self.commit(completion).await;
-        drop(traced);
+        ended(traced, committed);
         if !self.is_committed(committed) {
             return;
         }
@@ -393,7 +393,7 @@ impl Worker {
         let failure = settlement.failure.as_deref();
         let traced = commits(runs.iter().map(|run| (&run.slice, failure)));
         let committed = self.commit(completion).await;
-        drop(traced);
+        ended(traced, committed);
         if self.is_committed(committed) {
             let now = self.shared.now();
             tally.record(&self.shared.metrics, std::iter::empty(), now);

@@ -143,6 +143,10 @@ impl Worker {
                 Ended::Answered(answer) => answer,
                 Ended::LeaseLost => {
                     if !self.ended_outside() {
+                        slice_events
+                            .trace
+                            .iter()
+                            .for_each(|trace| trace.fail("the lease was lost"));
                         self.note_end(&slice_events.events, took, AttemptResult::LeaseLost);
                     }
                     return self.lost();

@@ -2,6 +2,7 @@
 
 use crate::handler::Slice;
 use crate::pool::Shared;
+use crate::pool::commit::Committed;
 use crate::trace::{SliceTrace, Span};
 
 impl Shared {
@@ -26,6 +27,20 @@ pub(super) fn commits<'a>(
         Some(Commit { span: trace.commit(failure), trace })
     };
     slices.filter_map(commit).collect()
+}
+
+/// Ends commits with their common result, and their slices.
+pub(super) fn ended(commits: Vec<Commit>, committed: Committed) {
+    let problem = match committed {
+        Committed::Done | Committed::Full => None,
+        Committed::Stale => Some("the lease was lost; nothing was committed"),
+        Committed::Unknown => Some("Redis did not answer; the commit may have been done"),
+    };
+    for mut commit in commits {
+        if let (Some(problem), Some(span)) = (problem, &mut commit.span) {
+            span.fail(problem);
+        }
+    }
 }
 
 /// The commit of one slice.

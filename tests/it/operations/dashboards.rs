@@ -1,5 +1,4 @@
-//! Dashboards and alerts: every panel and every alert queries series that exist, and the runbook
-//! has an answer to each alert.
+//! Dashboards and alerts: each of them queries series that exist, and the runbook has answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
