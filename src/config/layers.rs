@@ -478,12 +478,10 @@ fn nearest<'a>(key: &str, defaults: &'a BTreeMap<String, Value>) -> Vec<&'a str>
     let last = key.rsplit('.').next();
     let elsewhere = defaults.keys().filter(|known| known.rsplit('.').next() == last);
     if let Some((_, known)) = close {
-        vec![known]
-    } else {
-        let elsewhere: Vec<_> = elsewhere.map(String::as_str).collect();
-        // More of them are no help.
-        if elsewhere.len() <= ELSEWHERE { elsewhere } else { Vec::new() }
+        return vec![known];
     }
+    let elsewhere: Vec<_> = elsewhere.map(String::as_str).collect();
+    if elsewhere.len() <= ELSEWHERE { elsewhere } else { Vec::new() }
 }
 
 /// The number of characters to insert, remove or replace to turn one text into the other

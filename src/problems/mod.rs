@@ -6,6 +6,7 @@
 
 mod facts;
 mod find;
+mod installation;
 #[cfg(test)]
 mod tests;
 pub(crate) mod text;

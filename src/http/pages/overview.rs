@@ -141,15 +141,11 @@ pub(super) async fn show(
             return Ok(without_redis(caller, &panel));
         };
         let mongodb = api.live.health.mongodb.as_ref().map(|mongodb| mongodb.now());
-        if caller.covers_all() && problems::is_unused(&facts) {
-            let first = problems::first_event(api, caller);
-            return Ok(html! {
-                (headline("Overview", caller.has_token()))
-                (panel)
-                (first)
-                (health(&overview, mongodb))
-            });
-        }
+        let is_unused = caller.covers_all() && problems::is_unused(&facts);
+        let panel = html! {
+            (panel)
+            @if is_unused { (problems::first_event(api, caller)) }
+        };
         Ok(body((&overview, &busiest), mongodb, caller, &panel))
     };
     api.live.show((&caller, &headers), "Overview", looked_at, content).await
