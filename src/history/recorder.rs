@@ -28,7 +28,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone)]
 pub(crate) struct Recorder {
     shared: Arc<Shared>,
-    process: Arc<str>,
     /// The task ends when the last one is dropped.
     _open: mpsc::Sender<()>,
 }
@@ -56,6 +55,8 @@ struct Writer {
     places: Places,
     kept: Kept,
     clock: SharedClock,
+    /// The name of this process in its notes.
+    process: String,
     dropped: Counter,
 }
 
@@ -74,7 +75,14 @@ impl Recorder {
         let (open, mut closed) = mpsc::channel(1);
         let kept = history.kept(places.count);
         let dropped = history_dropped(&places.pipeline);
-        let writer = Writer { shared: Arc::clone(&shared), places, kept, clock, dropped };
+        let writer = Writer {
+            shared: Arc::clone(&shared),
+            places,
+            kept,
+            clock,
+            process: process(),
+            dropped,
+        };
         let task = async move {
             let mut ended = false;
             while !ended {
@@ -87,15 +95,10 @@ impl Recorder {
                 writer.write().await;
             }
         };
-        Some((Self { shared, process: process().into(), _open: open }, task))
+        Some((Self { shared, _open: open }, task))
     }
 
-    /// The name of this process in its notes.
-    pub(crate) fn process(&self) -> &str {
-        &self.process
-    }
-
-    /// Notes an attempt.
+    /// Notes an attempt. Its process is filled in later.
     pub(crate) fn note(&self, bot: &BotId, attempt: Attempt) {
         let mut notes = self.shared.notes.lock().unwrap_or_else(PoisonError::into_inner);
         let is_first = notes.is_empty();
@@ -153,6 +156,7 @@ impl Writer {
     fn portions(&self, notes: Notes) -> BTreeMap<Shard, Portions> {
         let mut shards: BTreeMap<Shard, Vec<(BotId, Attempt)>> = BTreeMap::new();
         for (bot, attempt) in notes.done {
+            let attempt = Attempt { process: self.process.clone(), ..attempt };
             shards.entry(bot.shard(self.places.count)).or_default().push((bot, attempt));
         }
         let mut all: BTreeMap<Shard, Portions> = BTreeMap::new();
@@ -160,7 +164,10 @@ impl Writer {
             all.entry(shard).or_default().done =
                 done.chunks(PORTION).map(packed::portion).collect();
         }
-        for (bot, failures) in notes.failed {
+        for (bot, mut failures) in notes.failed {
+            for failure in &mut failures {
+                failure.process.clone_from(&self.process);
+            }
             let packed = failures.iter().flat_map(packed::failure).collect();
             let of_shard = all.entry(bot.shard(self.places.count)).or_default();
             of_shard.failed.push((bot, packed));

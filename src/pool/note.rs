@@ -54,7 +54,7 @@ pub(super) struct Of<'a> {
 }
 
 impl Of<'_> {
-    fn note(self, recorder: &Recorder, tried: Tried, settled: usize) -> Attempt {
+    fn note(self, tried: Tried, settled: usize) -> Attempt {
         let (Self { attempts, took, now, .. }, Tried { count, first, last, ids }) = (self, tried);
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         Attempt {
@@ -74,14 +74,14 @@ impl Of<'_> {
             reason: None,
             answer: None,
             retry_ms: None,
-            process: recorder.process().to_owned(),
+            process: String::new(),
             ids,
         }
     }
 
     /// Notes an attempt that is committed.
     pub(super) fn settled(self, recorder: &Recorder, tried: Tried, end: &Settlement) {
-        let mut note = self.note(recorder, tried, end.settled);
+        let mut note = self.note(tried, end.settled);
         note.retry_ms = match end.mode {
             Mode::Fail { ms, .. } | Mode::Park { ms } => Some(ms),
             _ => None,
@@ -92,7 +92,7 @@ impl Of<'_> {
 
     /// Notes an attempt without a settlement.
     pub(super) fn ended(self, recorder: &Recorder, tried: Tried, result: AttemptResult) {
-        let note = self.note(recorder, tried, 0);
+        let note = self.note(tried, 0);
         recorder.note(self.bot, Attempt { result, ..note });
     }
 }
