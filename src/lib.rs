@@ -55,6 +55,7 @@
 //! | `private` | the common part of the private servers, Redis and `MongoDB` |
 //! | `sandbox` | private servers for the demo, and for the load tools in `benches/` |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, shutdown, all metrics, logging |
+//! | `trace` | trace contexts, spans and their export |
 //!
 //! This documentation shows the whole interface of the crate. Modules without a link are public
 //! only for the tests and the load tools of this repository, and change without notice.
@@ -171,4 +172,6 @@ pub mod sandbox;
 mod signed_token;
 mod startup;
 pub mod telemetry;
+#[doc(hidden)]
+pub mod trace;
 mod trend;

@@ -112,6 +112,8 @@ table! {
     NOTIFICATIONS_OVERDUE "notifications_overdue_seconds" Gauge "How long the first due notification has been overdue, including its time in a queue; without those that wait for their host";
     BREAKER_OPEN "breaker_open" Gauge "1 while a circuit breaker is open at a host, for all bots or for one, by host (the first 20; the number of others as other)";
     HISTORY_DROPPED "history_dropped_total" Counter "Attempts that are not kept for operators: too many at once, or Redis did not take them";
+    TRACE_SPANS "trace_spans_total" Counter "Spans that the collector took (tracing.endpoint)";
+    TRACE_DROPPED "trace_spans_dropped_total" Counter "Spans that are lost, by reason: buffer_full (the exporter is slower than the spans), not_taken (by the collector)";
     REDIS_UP "redis_up" Gauge "1 while Redis answers";
     REDIS_MEMORY "redis_memory_bytes" Gauge "Redis memory: used, and max (0: no bound)";
     MONGODB_UP "mongodb_up" Gauge "1 while MongoDB answers; absent if it is not used";
@@ -374,6 +376,34 @@ impl std::fmt::Debug for PipelineMetrics {
 /// Attempts of `pipeline` that are not kept.
 pub(crate) fn history_dropped(pipeline: &PipelineName) -> Counter {
     let counter = counter!(HISTORY_DROPPED, "pipeline" => pipeline.as_str().to_owned());
+    counter.absolute(0);
+    counter
+}
+
+/// Why a span is lost.
+#[cfg(feature = "otel")]
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum TraceDrop {
+    BufferFull,
+    NotTaken,
+}
+
+/// Spans that the collector took.
+#[cfg(feature = "otel")]
+pub(crate) fn trace_exported() -> Counter {
+    let counter = counter!(TRACE_SPANS);
+    counter.absolute(0);
+    counter
+}
+
+/// Spans that are lost.
+#[cfg(feature = "otel")]
+pub(crate) fn trace_dropped(why: TraceDrop) -> Counter {
+    let reason = match why {
+        TraceDrop::BufferFull => "buffer_full",
+        TraceDrop::NotTaken => "not_taken",
+    };
+    let counter = counter!(TRACE_DROPPED, "reason" => reason);
     counter.absolute(0);
     counter
 }

@@ -125,7 +125,8 @@ impl Builder {
             unreachable!("without a url a private Redis was started, and that has one")
         };
         let plans = Plans { all: plans, needs, services, routes };
-        match App::assemble(self, plans, target).await {
+        // Boxed: it is large, and callers hold it beside their own.
+        match Box::pin(App::assemble(self, plans, target)).await {
             Ok(app) => Ok(App { private: Private { redis: private, mongo: private_mongo }, ..app }),
             Err(error) => {
                 if let Some(Err(stop)) = OptionFuture::from(private.map(PrivateRedis::stop)).await {
@@ -428,6 +429,7 @@ impl Plan {
             limits: seat.config.limits_of_bots(&self.name),
             stores: self.part.stores(),
             lanes: self.lanes.clone(),
+            tracer: seat.tracer.clone(),
             recorder: self.recorder(seat.queue, seat.clock, |task| {
                 seat.shutdown.spawn(task);
             }),

@@ -110,6 +110,7 @@ impl Site {
             services: self.services.clone(),
             targets: Policy::Tenant(config.callbacks.allow_nets.clone().into()),
             live: Live::new(health.clone()),
+            tracer: self.tracer.clone(),
             searches: LargeReads::default(),
             large_reads: LargeReads::default(),
         }
@@ -137,13 +138,22 @@ impl Site {
     pub(super) fn start_pipelines(&mut self, starts: Arc<Starts>, shutdown: &Shutdown) {
         let plans = std::mem::take(&mut self.plans);
         let Self { config, roles, clock, target, links, signing_key, services, needs, .. } = self;
+        let tracer = &self.tracer;
         let activity = Arc::new(Activity::default());
         let (mut listening, mut sampled, mut routes) = (Vec::new(), Vec::new(), Vec::new());
         for plan in plans {
             let queue = plan.queue(config, &links.admin);
             let pool = queue.over(Arc::clone(&links.pool));
-            let seat =
-                Seat { config, roles, clock, shutdown, services, queue: &queue, pool: &pool };
+            let seat = Seat {
+                config,
+                roles,
+                clock,
+                shutdown,
+                services,
+                tracer,
+                queue: &queue,
+                pool: &pool,
+            };
             let mut ears: Vec<Box<dyn Listener>> =
                 vec![Box::new(ActivityEar(Arc::clone(&activity)))];
             if roles.schedule {
@@ -178,7 +188,7 @@ impl Site {
         let (link, clock) = (Arc::clone(&links.admin), Arc::clone(clock));
         shutdown.spawn(sample::run(sampled, link, activity, clock, shutdown.clone()));
         if !routes.is_empty() {
-            self.read_bus(&Arc::new(Fanout::new(routes, starts)), shutdown);
+            self.read_bus(&Arc::new(Fanout::new(routes, starts, self.tracer.clone())), shutdown);
         }
     }
 

@@ -338,6 +338,7 @@ fn of_app(error: &AppError) -> Exit {
         | AppError::StreamShared { .. }
         | AppError::Auth(_)
         | AppError::Headers(_)
+        | AppError::Tracing { .. }
         | AppError::Mongo(_)
         | AppError::RedisUrl(_) => Exit::Usage,
     }

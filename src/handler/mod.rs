@@ -8,6 +8,7 @@ mod push;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -20,6 +21,7 @@ use crate::event::Event;
 use crate::id::{BotId, Fence, PipelineName, Sequence};
 use crate::ledger::LedgerEntry;
 use crate::outbound::Response;
+use crate::trace::SliceTrace;
 
 /// What a handler may use. Each process has its own.
 #[derive(Clone)]
@@ -60,6 +62,8 @@ pub struct Slice {
     pub deadline: Instant,
     /// The events.
     pub events: Vec<Delivery>,
+    /// Its trace, if one of the events belongs to a trace that is recorded.
+    pub(crate) trace: Option<Arc<SliceTrace>>,
 }
 
 /// The outcome of a slice that did not fail.

@@ -23,7 +23,10 @@ use crate::event::Event;
 use crate::id::{BotId, PipelineName};
 use crate::outbound::answer::excerpt;
 use crate::outbound::sign::{self, MessageId, Purpose, Secret};
-use crate::outbound::{self, CheckedUrl, Method, Outbound, OutboundError, Request, StatusCode};
+use crate::outbound::{
+    self, CheckedUrl, HeaderMap, Method, Outbound, OutboundError, Request, StatusCode,
+};
+use crate::trace::{self, SliceTrace, Span};
 
 /// The push times out before the worker, which knows less about the cause: earlier by a twentieth
 /// of the timeout, and at most by this.
@@ -84,7 +87,8 @@ impl PushHandler {
         let id = MessageId::unique();
         let now = environment.clock.now();
         let whose = (Purpose::PUSH, &slice.bot);
-        let headers = sign::headers(&self.secrets, whose, &id, now, &body, sign::JSON);
+        let mut headers = sign::headers(&self.secrets, whose, &id, now, &body, sign::JSON);
+        let mut span = self.trace(slice, &mut headers);
         let request = Request {
             bot: &slice.bot,
             method: Method::POST,
@@ -96,13 +100,32 @@ impl PushHandler {
             keep_connection: true,
             tell_deadline: true,
         };
-        match self.outbound.call(request).await {
+        let answered = self.outbound.call(request).await;
+        if let Some(span) = &mut span {
+            match &answered {
+                Ok(answer) => trace::http_answer(span, answer.status.as_u16()),
+                Err(error) => span.fail(error.to_string()),
+            }
+        }
+        drop(span);
+        match answered {
             Ok(answer) => {
                 let judged = judge(&answer, slice.events.len(), environment.clock.now());
                 noted(judged, &answer)
             }
             Err(error) => Err(self.unanswered(&error)),
         }
+    }
+
+    /// Tells the receiver the trace: the span of this call, or what the events carry.
+    fn trace(&self, slice: &Slice, headers: &mut HeaderMap) -> Option<Span> {
+        let Some(span) = slice.trace.as_ref().and_then(|trace| trace.call()) else {
+            let events = slice.events.iter().map(|delivery| &delivery.event);
+            SliceTrace::passed_on(events)?.add_to(headers);
+            return None;
+        };
+        span.context().add_to(headers);
+        Some(trace::http_call(span, "POST", self.url.host(), self.url.port()))
     }
 
     fn unanswered(&self, error: &OutboundError) -> Failure {
@@ -213,7 +236,6 @@ pub(crate) fn acknowledgement(count: usize, n: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outbound::HeaderMap;
 
     const NOW: Duration = Duration::from_secs(1_445_412_000);
 

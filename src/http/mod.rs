@@ -61,6 +61,7 @@ mod replay;
 mod routes;
 mod stopwatch;
 pub(crate) mod taken;
+mod traced;
 
 use std::sync::Arc;
 
@@ -95,6 +96,7 @@ use crate::pool::open::OpenLeases;
 use crate::product::{self, Services};
 use crate::redis::Link;
 use crate::startup::Startup;
+use crate::trace::Tracer;
 
 /// The state that the routes share.
 pub(crate) struct Api {
@@ -128,6 +130,8 @@ pub(crate) struct Api {
     pub(crate) large_reads: LargeReads,
     /// Turns for searches of the bus.
     pub(crate) searches: LargeReads,
+    /// Creates spans.
+    pub(crate) tracer: Tracer,
 }
 
 /// The routes of `http.listen`.

@@ -63,6 +63,7 @@ use crate::queue::{FAIR_SLICE, Lease, Queue, Sent};
 use crate::rate::BotLimits;
 use crate::signed_token::SigningKey;
 use crate::telemetry::OncePerMinute;
+use crate::trace::Tracer;
 
 /// The work that may be claimed before workers are free.
 const PREFETCH: Duration = Duration::from_millis(1);
@@ -121,6 +122,7 @@ pub(crate) struct Work {
     pub(crate) lanes: Option<Arc<Lanes>>,
     /// Keeps attempts for operators.
     pub(crate) recorder: Option<Recorder>,
+    pub(crate) tracer: Tracer,
 }
 
 /// The shared state of a pool.
@@ -155,6 +157,7 @@ pub(crate) struct Shared {
     lanes: Option<Arc<Lanes>>,
     /// Keeps attempts for operators.
     recorder: Option<Recorder>,
+    tracer: Tracer,
     /// The time since which every slice found its target unavailable.
     unavailable_since: Mutex<Option<Instant>>,
     /// Limits the log line about failures that are retried.
@@ -234,8 +237,8 @@ pub(crate) struct Pool {
 impl Pool {
     /// Creates the pool and starts its committer. The `link` of `queue` is a hot path.
     pub(crate) fn new(queue: Queue, settings: Settings, work: Work, shutdown: Shutdown) -> Self {
-        let Work { handler, environment, signing_key, meter, limits, stores, lanes, recorder } =
-            work;
+        let Work { handler, environment, signing_key, meter, limits, stores, .. } = work;
+        let (lanes, recorder, tracer) = (work.lanes, work.recorder, work.tracer);
         let total = Total::new(limits.total).map(Arc::new);
         let metrics = PipelineMetrics::new(queue.name());
         let patient = limits.general.rate.is_some();
@@ -266,6 +269,7 @@ impl Pool {
             stores,
             lanes,
             recorder,
+            tracer,
             unavailable_since: Mutex::new(None),
             warned: OncePerMinute::new(),
             lost: OncePerMinute::new(),

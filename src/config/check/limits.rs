@@ -25,4 +25,6 @@ pub(in super::super) const TOTAL_CONCURRENCY: u64 = 100_000;
 pub(in super::super) const CONCURRENCY: u64 = crate::id::LANES as u64;
 /// What a bot may hold.
 pub(in super::super) const HELD: (u64, u64) = (0, 1_000_000_000_000);
+/// Spans that wait for the collector.
+pub(in super::super) const SPANS: (u64, u64) = (16, 1_000_000);
 pub(in super::super) const HOST_RATE: (u64, u64) = (0, 1_000_000);

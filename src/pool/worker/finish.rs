@@ -12,6 +12,7 @@ use super::super::retry::RetryBudget;
 use super::super::settle::{Fitness, Policy, Settlement, given_up, settle};
 use super::super::shelf::WAIT;
 use super::Worker;
+use super::traced::{commits, ended};
 use crate::event::Event;
 use crate::handler::{Delivery, Failure, Outcomes, Slice};
 use crate::history::AttemptResult;
@@ -89,6 +90,7 @@ impl Worker {
         }
         let cost = self.cost(n, took);
         let mut now = None;
+        let traced = commits(std::iter::once((slice, failure.as_deref())));
         let committed = if self.may_wait(n, mode, &exceptions, took) {
             now = Some(self.shared.now());
             // The next lease need not wait for this completion.
@@ -104,6 +106,7 @@ impl Worker {
             let bytes = self.sizes[..n].iter().sum();
             self.commit(self.lease.completion((n, bytes), mode, cost, exceptions)).await
         };
+        ended(traced, committed);
         match committed {
             Committed::Done | Committed::Full => {
                 self.shared.meter.settled.fetch_add(n as u64, Ordering::Relaxed);

@@ -12,6 +12,7 @@ mod aside;
 mod finish;
 mod lanes;
 mod throttle;
+mod traced;
 
 use std::ops::ControlFlow;
 use std::pin::pin;
@@ -132,6 +133,7 @@ impl Worker {
             attempt: self.lease.attempts.counted() + 1,
             deadline: self.lease.deadline(),
             events,
+            trace: None,
         };
         let mut took = Duration::ZERO;
         let answer = if slice_events.events.is_empty() {
@@ -141,6 +143,10 @@ impl Worker {
                 Ended::Answered(answer) => answer,
                 Ended::LeaseLost => {
                     if !self.ended_outside() {
+                        slice_events
+                            .trace
+                            .iter()
+                            .for_each(|trace| trace.fail("the lease was lost"));
                         self.note_end(&slice_events.events, took, AttemptResult::LeaseLost);
                     }
                     return self.lost();
@@ -248,6 +254,7 @@ impl Worker {
         let _busy = shared.busy();
         let started = Instant::now();
         slice.deadline = started + shared.settings.slice_time;
+        shared.trace(slice);
         let timeout = shared.settings.handler_timeout;
         let capability = self.capability(slice.events.len());
         let handling = shared.handler.handle_boxed(&shared.environment, slice, &capability);
