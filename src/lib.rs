@@ -47,6 +47,7 @@
 //! | `mongo` | `MongoDB`: the client, grouped writes, the private server |
 //! | [`app`] | builds and runs an instance |
 //! | `presence` | the registry of running processes: rates, workers |
+//! | `problems` | what is wrong: the findings of `status`, of the page and of the metrics |
 //! | `trend` | the state of the pipelines in the last 15 minutes, for charts |
 //! | `replay` | puts events of the bus at the end of the queues of one pipeline again |
 //! | `roles`, `startup` | what a process runs, and its start until it is ready |
@@ -154,6 +155,7 @@ pub mod pool;
 pub mod presence;
 pub mod pressure;
 mod private;
+mod problems;
 pub mod product;
 mod products;
 pub mod queue;

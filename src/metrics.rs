@@ -6,8 +6,8 @@
 //! `notifications_due`, `notifications_overdue_seconds`) are sampled by one process at a time: use
 //! their `max`. No label ever contains a bot.
 
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -114,6 +114,7 @@ table! {
     HISTORY_DROPPED "history_dropped_total" Counter "Attempts that are not kept for operators: too many at once, or Redis did not take them";
     TRACE_SPANS "trace_spans_total" Counter "Spans that the collector took (tracing.endpoint)";
     TRACE_DROPPED "trace_spans_dropped_total" Counter "Spans that are lost, by reason: buffer_full (the exporter is slower than the spans), not_taken (by the collector)";
+    PROBLEMS "problems" Gauge "1 while the finding exists, by problem, severity and pipeline (empty: none): those of fairlane status. One process at a time reports them: use max";
     REDIS_UP "redis_up" Gauge "1 while Redis answers";
     REDIS_MEMORY "redis_memory_bytes" Gauge "Redis memory: used, and max (0: no bound)";
     MONGODB_UP "mongodb_up" Gauge "1 while MongoDB answers; absent if it is not used";
@@ -168,9 +169,31 @@ pub fn install() -> &'static PrometheusHandle {
     })
 }
 
+/// When the metrics were scraped last.
+static SCRAPED: Mutex<Option<Instant>> = Mutex::new(None);
+
+/// Whether the metrics were scraped within this time.
+pub(crate) fn was_scraped(within: Duration) -> bool {
+    let scraped = *SCRAPED.lock().unwrap_or_else(PoisonError::into_inner);
+    scraped.is_some_and(|at| at.elapsed() < within)
+}
+
+/// Whether a finding exists.
+pub(crate) fn problem(
+    code: &'static str,
+    severity: &'static str,
+    pipeline: Option<&PipelineName>,
+    exists: bool,
+) {
+    let pipeline = pipeline.map_or_else(String::new, ToString::to_string);
+    let gauge = gauge!(PROBLEMS, "problem" => code, "severity" => severity, "pipeline" => pipeline);
+    gauge.set(if exists { 1.0 } else { 0.0 });
+}
+
 /// The exposition text of this process.
 #[must_use]
 pub fn render() -> String {
+    *SCRAPED.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     metrics_process::Collector::default().collect();
     install().render()
 }

@@ -13,6 +13,7 @@ mod control;
 mod error;
 mod export;
 pub(crate) mod files;
+mod findings;
 mod observe;
 mod register;
 mod start;
@@ -254,9 +255,9 @@ impl App {
         // Health is served until the very end, so it has a separate stop signal.
         let stop = CancellationToken::new();
         let starts = Arc::new(Starts::default());
-        let startup = site.place_pipelines(&starts, &shutdown);
-        site.announce(&metrics_listener, http_listener.as_ref().map(|(listener, _)| listener));
         let mongodb = watch::begin(site.needs.mongo.clone().ok(), &shutdown);
+        let startup = site.place_pipelines(&starts, mongodb.clone(), &shutdown);
+        site.announce(&metrics_listener, http_listener.as_ref().map(|(listener, _)| listener));
         // Separate links: when all connections of the others are waiting, Redis must not seem to be
         // unavailable. One is for `metrics.listen`, which has its own runtime. One is for HTTP,
         // which also publishes events over it.
@@ -279,7 +280,7 @@ impl App {
             servers.spawn(site.serve(listener, api, health, ending));
         }
         let observing = observe::spawn(metrics_listener, health(link()), stop.clone())?;
-        site.start_pipelines(starts, &shutdown);
+        site.start_pipelines(starts, mongodb.clone(), &shutdown);
 
         let private = private.supervised(&site, &shutdown).await;
         shutdown.wait().await;

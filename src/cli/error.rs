@@ -43,6 +43,9 @@ pub enum CliError {
     /// Redis is unavailable.
     #[error("{0}; start that Redis, or correct redis.url (FAIRLANE__REDIS__URL)")]
     Away(#[source] RedisError),
+    /// Redis does not answer.
+    #[error("{0}; start that Redis, or correct redis.url (FAIRLANE__REDIS__URL)")]
+    NoAnswer(String),
     /// Redis has no memory left.
     #[error("{0}; raise its maxmemory, or let `fairlane serve` drain the queues")]
     Full(#[source] RedisError),
@@ -263,6 +266,7 @@ impl CliError {
             ) => Exit::Usage,
             Self::Private(_)
             | Self::Away(_)
+            | Self::NoAnswer(_)
             | Self::Full(_)
             | Self::Store(RedisError::Version { .. })
             | Self::ImportStopped { passing: true, .. } => Exit::Unavailable,

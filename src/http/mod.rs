@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `/healthz`, `/readyz` | every client |
 //! | `/docs`, `/openapi.json`, `/login`, `/style.css`, `/live.js`, `/icon.svg` | every client; without `auth.tokens` not the pages of other sites |
-//! | `/`, `/pipelines/…`, `/bots/…`, `/counters`, `/notifications` | scope `read`, and `operate` for changes, for the bot; a session in a cookie suffices |
+//! | `/`, `/runbook`, `/pipelines/…`, `/bots/…`, `/counters`, `/notifications` | scope `read`, and `operate` for changes, for the bot; a session in a cookie suffices |
 //! | `POST /v1/events` | scope `publish`, for the bots of the events |
 //! | `POST /v1/bots/…/counters/…/views` | scope `publish` or `count`, for the bot |
 //! | `GET /v1/bots/…/counters`, `…/daily`, `POST …/counters/query` | scope `read` or `count`, for the bot |
@@ -55,6 +55,7 @@ mod pages;
 mod parameters;
 mod pipelines;
 mod problem;
+mod problems;
 mod proxy_protocol;
 mod queues;
 mod replay;
@@ -82,6 +83,7 @@ pub(crate) use self::large_reads::LargeReads;
 pub(crate) use self::listen::{BindError, Ending, Limits, bind, serve};
 pub(crate) use self::pages::Live;
 use self::problem::{Kind, PROBLEM_JSON, Problem};
+pub(crate) use self::problems::Problems;
 pub(crate) use self::proxy_protocol::Unusable as UnusableProxyHeader;
 pub(crate) use self::queues::Queues;
 pub(crate) use self::routes::ROUTES;
@@ -126,6 +128,8 @@ pub(crate) struct Api {
     pub(crate) targets: Policy,
     /// The state that the live pages share.
     pub(crate) live: Live,
+    /// What is wrong.
+    pub(crate) problems: Arc<Problems>,
     /// Turns for large answers.
     pub(crate) large_reads: LargeReads,
     /// Turns for searches of the bus.
@@ -166,7 +170,8 @@ pub(crate) fn routes(api: Api, health: Health, products: &[product::Route]) -> R
         .layer(from_fn_with_state(access, auth::check_site))
         // Orchestrators and load balancers use any host name, so the site is not checked here.
         .merge(health);
-    admitted(finish(routes), gate).layer(from_fn_with_state(origins, cors::share))
+    let routes = finish(routes).layer(from_fn(pages::explain_missing));
+    admitted(routes, gate).layer(from_fn_with_state(origins, cors::share))
 }
 
 /// Puts admission control around `routes`, so that a refused request costs almost nothing.
@@ -194,6 +199,7 @@ fn reading() -> OpenApiRouter<Arc<Api>> {
         .merge(admission::reading())
         .merge(bots::reading())
         .merge(dead::reading())
+        .merge(problems::reading())
         .merge(find::reading())
         .merge(counters::reading())
         .merge(notifications::reading())

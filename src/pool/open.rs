@@ -239,11 +239,12 @@ impl OpenLeases {
                     let (bot, mode) = (&open.capability.bot, settlement.mode);
                     tracing::debug!(%bot, reason, ?mode, "a receiver did not finish its slice");
                 }
-                let (queue, now) = (&open.pipeline.queue, self.clock.now());
+                let (pipeline, now) = (&open.pipeline, self.clock.now());
                 let done = sequences(&records).take(settlement.settled);
                 settlement.tally.record(&open.pipeline.metrics, done, now);
                 open.note(&records, current.attempts, now, &settlement);
-                settlement.note_failure(queue, &open.capability.bot, None, now).await;
+                let noted = (&pipeline.queue, &*pipeline.meter);
+                settlement.note_failure(noted, &open.capability.bot, None, now).await;
                 return Ok(());
             }
         }

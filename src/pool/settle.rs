@@ -6,11 +6,13 @@ use std::time::Duration;
 use tracing::{debug, warn};
 
 use super::ending::Ending;
+use crate::clock::millis;
 use crate::event::Event;
 use crate::handler::{Failure, FailureKind, Outcome, Outcomes};
 use crate::id::{BotId, Lane, PipelineName, Sequence};
 use crate::metrics::PipelineMetrics;
 use crate::pool::retry::Backoff;
+use crate::presence::Meter;
 use crate::queue::{Noted, Queue};
 use crate::redis::scripts::{Attempts, Exception, Fate, Mode};
 use crate::telemetry::OncePerSubject;
@@ -93,12 +95,18 @@ impl Settlement {
     /// error here has no consequence. `first` is the first event of the slice, if known.
     pub(super) async fn note_failure(
         &self,
-        queue: &Queue,
+        (queue, meter): (&Queue, &Meter),
         bot: &BotId,
         first: Option<Sequence>,
         now: Duration,
     ) {
+        if self.tally.done > 0 || self.failure.is_none() && self.settled > 0 {
+            meter.calls.succeeded();
+        }
         let Some(reason) = &self.failure else { return };
+        if self.tally.done == 0 {
+            meter.calls.failed(reason, millis(now));
+        }
         let pause = match self.mode {
             Mode::Fail { ms, .. } | Mode::Park { ms } => Some(Duration::from_millis(ms)),
             _ => None,

@@ -13,11 +13,13 @@ mod login;
 mod notifications;
 mod overview;
 mod pipeline;
+mod problems;
+mod runbook;
 mod streams;
 
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Redirect, Response};
@@ -53,6 +55,7 @@ pub(super) fn routes(
         .route("/pipelines/{pipeline}/dead", routing::get(dead::list))
         .route("/pipelines/{pipeline}/dead/{id}", routing::get(dead::show))
         .route("/counters", routing::get(counters::show))
+        .route("/runbook", routing::get(runbook::show))
         .route("/events", routing::get(event::show))
         .route("/bots", routing::get(bot::ask))
         .route("/bots/{bot}", routing::get(bot::show))
@@ -127,6 +130,24 @@ impl IntoResponse for Refusal {
         };
         (problem.status(), page(problem.title(), &body)).into_response()
     }
+}
+
+/// Answers a browser that asks for an unknown path with a page.
+pub(super) async fn explain_missing(request: Request, next: Next) -> Response {
+    let kinds = request.headers().get(header::ACCEPT).and_then(|kinds| kinds.to_str().ok());
+    let browses = kinds.is_some_and(|kinds| kinds.contains("text/html"));
+    let is_known = request.extensions().get::<MatchedPath>().is_some();
+    let path = request.uri().path().to_owned();
+    let response = next.run(request).await;
+    if is_known || !browses || response.status() != StatusCode::NOT_FOUND {
+        return response;
+    }
+    let body = html! {
+        h1 { "Page not found" }
+        p { "Fairlane serves nothing at " code { (path) } "." }
+        p { a href="/" { "Overview" } " · " a href="/bots" { "Find a bot" } " · " a href="/docs/" { "All paths of the API" } }
+    };
+    (StatusCode::NOT_FOUND, page("Page not found", &body)).into_response()
 }
 
 /// A complete page.

@@ -132,6 +132,7 @@ impl Worker {
         }
         let first = runs.first().and_then(|run| run.slice.events.first());
         let first = first.map(|delivery| delivery.sequence);
-        settlement.note_failure(&self.shared.queue, &self.lease.bot, first, now).await;
+        let noted = (&self.shared.queue, &*self.shared.meter);
+        settlement.note_failure(noted, &self.lease.bot, first, now).await;
     }
 }

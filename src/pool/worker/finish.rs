@@ -120,7 +120,8 @@ impl Worker {
                 self.shared.handler.committed(slice, settled);
                 self.note(&slice.events, took, now, &settlement);
                 let first = slice.events.first().map(|delivery| delivery.sequence);
-                settlement.note_failure(&self.shared.queue, &self.lease.bot, first, now).await;
+                let noted = (&self.shared.queue, &*self.shared.meter);
+                settlement.note_failure(noted, &self.lease.bot, first, now).await;
             }
             Committed::Stale => {
                 if !self.ended_outside() {

@@ -360,7 +360,8 @@ impl Worker {
             self.shared.handler.committed(&run.slice, settlement.settled);
             self.note(&run.slice.events, run.took, now, settlement);
             let first = run.slice.events.first().map(|delivery| delivery.sequence);
-            settlement.note_failure(&self.shared.queue, &self.lease.bot, first, now).await;
+            let noted = (&self.shared.queue, &*self.shared.meter);
+            settlement.note_failure(noted, &self.lease.bot, first, now).await;
         }
     }
 
@@ -400,7 +401,8 @@ impl Worker {
             if let Some(run) = runs.first() {
                 self.note(&run.slice.events, run.took, now, &settlement);
             }
-            settlement.note_failure(&self.shared.queue, &self.lease.bot, None, now).await;
+            let noted = (&self.shared.queue, &*self.shared.meter);
+            settlement.note_failure(noted, &self.lease.bot, None, now).await;
         }
     }
 
