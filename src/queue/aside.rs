@@ -17,7 +17,8 @@ use crate::redis::{RedisError, Reply};
 
 /// The bytes of a record that have its sequence.
 const HEAD: usize = 11;
-/// Maximum number of lanes whose first events are looked at for the age of the oldest one.
+/// Number of lanes whose first events are looked at for the age of the oldest one, but at least one of
+/// each bot.
 const LOOKED_AT: usize = 512;
 
 /// A lane that is set aside after a failure, with its first events.
@@ -93,24 +94,32 @@ impl Queue {
         Ok(lanes)
     }
 
-    /// For each of these bots that has lanes set aside, the sequence of the oldest event in them. Only so
-    /// many lanes are looked at.
+    /// For each of these bots that has lanes set aside, the sequence of the oldest event in them. Many bots
+    /// share the lanes that are looked at, so that a bot with many lanes hides no other.
     pub(super) async fn oldest_aside(
         &self,
         bots: &[BotId],
     ) -> Result<HashMap<BotId, u64>, RedisError> {
+        let mut oldest = HashMap::new();
+        if bots.is_empty() {
+            return Ok(oldest);
+        }
         let mut pipe = Pipeline::with_capacity(bots.len());
         for bot in bots {
             pipe.cmd("HGET").arg(self.keys_of(bot).attempts()).arg(bot.as_str());
         }
-        let (mut peeks, mut oldest) = (Vec::new(), HashMap::new());
-        if bots.is_empty() {
-            return Ok(oldest);
-        }
         let mut reply = self.replies(&pipe).await?;
+        let mut with_lanes = Vec::new();
         for bot in bots {
             let (_, aside) = self.read("view", Attempts::read(&mut reply))?;
-            peeks.extend(aside.lanes().iter().map(|waiting| Peek {
+            if !aside.is_empty() {
+                with_lanes.push((bot, aside));
+            }
+        }
+        let share = (LOOKED_AT / with_lanes.len().max(1)).max(1);
+        let mut peeks = Vec::new();
+        for (bot, aside) in &with_lanes {
+            peeks.extend(aside.lanes().iter().take(share).map(|waiting| Peek {
                 keys: self.keys_of(bot),
                 bot,
                 lane: Some(waiting.lane),
@@ -121,7 +130,6 @@ impl Queue {
                 part: Part::Start(HEAD),
             }));
         }
-        peeks.truncate(LOOKED_AT);
         if peeks.is_empty() {
             return Ok(oldest);
         }

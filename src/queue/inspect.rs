@@ -145,8 +145,9 @@ impl Queue {
         }
         let values = self.link().run(&pipe).await?;
         let mut view = PipelineView::default();
-        let mut sampled = Vec::new();
+        let (mut sampled, mut with_lanes) = (Vec::new(), Vec::new());
         for (keys, values) in self.shards().iter().zip(values.chunks(SHARD_COMMANDS)) {
+            let before = view.set_aside;
             let bots = match self.view_shard(&mut view, values) {
                 Ok(bots) => bots,
                 Err(error) if error.is_passing() => return Err(error),
@@ -160,13 +161,13 @@ impl Queue {
                     continue;
                 }
             };
+            if view.set_aside > before {
+                with_lanes.extend_from_slice(&bots);
+            }
             sampled.extend(bots);
         }
         let heads = self.heads(&sampled).await?;
-        let aside = match view.set_aside {
-            0 => HashMap::new(),
-            _ => self.oldest_aside(&sampled).await?,
-        };
+        let aside = self.oldest_aside(&with_lanes).await?;
         let sequences = heads.values().map(|head| head.sequence).chain(aside.into_values());
         let oldest = sequences.filter(|sequence| *sequence > 0).min();
         view.oldest_age_ms = oldest.map_or(0, |sequence| age_ms(sequence, now));

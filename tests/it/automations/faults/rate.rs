@@ -6,10 +6,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::each_action_happens_once;
-use crate::support::automation_rig::{RULES, publish, put, settles, tag};
+use crate::support::automation_rig::{LONG, RULES, publish, put, settles, tag};
 use crate::support::config::STREAM;
 use crate::support::counter_fleet::{Node, Stores};
 use crate::support::redis::Persistence;
+use crate::support::wait::eventually;
 
 const PER_SECOND: f64 = 30.0;
 const BURST: f64 = 5.0;
@@ -99,7 +100,11 @@ async fn the_actions_of_a_backlog_come_at_the_rate_of_its_bot_although_a_process
     let events: Vec<Value> =
         (0..EVENTS).map(|id| tag("b", &format!("u{}", id % 7), &id.to_string(), "x")).collect();
     publish(&stores, &events).await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    let third = EVENTS as usize / 3;
+    eventually(LONG, "a third has its actions", async || {
+        actions(&stores).await.get("b").is_some_and(|actions| actions.len() >= third)
+    })
+    .await;
     nodes[0].restart().await;
     settles(&stores, events.len() + EVENTS as usize).await;
     let actions = actions(&stores).await.remove("b").unwrap();
