@@ -59,7 +59,8 @@ async fn serve_overload(
 /// Runs `fairlane serve`.
 async fn serve(arguments: Vec<OsString>) -> Result<(), CommandError> {
     let words = ["fairlane", "serve"].map(OsString::from).into_iter().chain(arguments);
-    Ok(fairlane::cli::Cli::try_parse_from(words)?.run().await?)
+    let command = fairlane::cli::Cli::try_parse_from(words)?;
+    Ok(Box::pin(command.run()).await?)
 }
 
 /// Runs a scenario and prints its report.
