@@ -58,7 +58,12 @@ for i = 7 + portions, #ARGV, 2 do
   local bot, before = ARGV[i], call('HGET', FAILED, ARGV[i])
   local all, first = (before or '') .. ARGV[i + 1], 1
   while #all - first + 1 > most_bot do
-    first = first + 2 + string.byte(all, first) * 256 + string.byte(all, first + 1)
+    local following = first + 2 + string.byte(all, first) * 256 + string.byte(all, first + 1)
+    -- The last failure is kept, however long it is.
+    if following > #all then
+      break
+    end
+    first = following
   end
   all = string.sub(all, first)
   call('HSET', FAILED, bot, all)

@@ -82,6 +82,15 @@ async fn a_bot_that_fails_all_the_time_loses_its_own_oldest_failures_and_no_othe
 }
 
 #[tokio::test]
+async fn the_last_failure_of_a_bot_is_kept_although_it_is_longer_than_the_bound() {
+    let shard = Shard::new();
+    for round in 1..=2 {
+        shard.record(NOW, &[], &[(bot("long"), failure(4_000, round))]).await;
+    }
+    assert_eq!(shard.failures("long").await.unwrap(), failure(4_000, 2));
+}
+
+#[tokio::test]
 async fn the_bots_whose_last_failure_is_oldest_go_first_and_the_bytes_are_counted_exactly() {
     let shard = Shard::new();
     for n in 0..100_u64 {
