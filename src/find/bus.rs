@@ -13,8 +13,12 @@ use crate::event::Event;
 use crate::id::Offset;
 use crate::redis::{Link, RedisError, Reply, ReplyError};
 
-/// Number of entries per read.
+/// Number of entries per read, unless they are large.
 const PAGE: usize = 500;
+/// The same of the first read of a stream, whose entries may be large.
+const PAGE_FIRST: usize = 16;
+/// Bytes that a read should have.
+const PAGE_BYTES: u64 = 4 << 20;
 /// Maximum number of bytes of all streams that a search reads.
 const BYTES_MAX: u64 = 512 << 20;
 /// An id that contains its time was most likely published within this time.
@@ -117,9 +121,11 @@ impl Range<'_> {
         bytes: &mut u64,
     ) -> Result<Option<(OnBus, Event)>, RedisError> {
         let mut until = self.until.clone();
+        let mut count = PAGE_FIRST;
         loop {
             let mut command = redis::cmd("XREVRANGE");
-            command.arg(self.stream).arg(&until).arg(&self.from).arg("COUNT").arg(PAGE);
+            command.arg(self.stream).arg(&until).arg(&self.from).arg("COUNT").arg(count);
+            let before = *bytes;
             let page = link.command("XREVRANGE", command).await?;
             let misread = |source: ReplyError| link.misread("XREVRANGE", source);
             let mut page = Reply::new(page).map_err(misread)?;
@@ -137,15 +143,23 @@ impl Range<'_> {
                     return Ok(Some((on_bus, event)));
                 }
             }
-            if entries < PAGE {
+            if entries < count {
                 return Ok(None);
             }
+            count = next_count(count, *bytes - before);
             if Instant::now() > self.deadline || *bytes > BYTES_MAX {
                 searched.complete = false;
                 return Ok(None);
             }
         }
     }
+}
+
+/// The number of entries of the next read, after one of `count` entries with these bytes.
+fn next_count(count: usize, bytes: u64) -> usize {
+    let each = (bytes / count.max(1) as u64).max(1);
+    let fits = usize::try_from(PAGE_BYTES / each).unwrap_or(usize::MAX);
+    fits.min(count * 2).clamp(1, PAGE)
 }
 
 struct Entry {
@@ -193,14 +207,15 @@ pub(super) async fn search_unreadable(
     id: &str,
 ) -> Result<Option<Unreadable>, RedisError> {
     let stream = link.prefix().invalid_stream();
+    let mut count = PAGE_FIRST;
     let misread = |source: ReplyError| link.misread("XREVRANGE", source);
     let mut until = "+".to_owned();
     loop {
         let mut command = redis::cmd("XREVRANGE");
-        command.arg(&stream).arg(&until).arg("-").arg("COUNT").arg(PAGE);
+        command.arg(&stream).arg(&until).arg("-").arg("COUNT").arg(count);
         let page = link.command("XREVRANGE", command).await?;
         let mut page = Reply::new(page).map_err(misread)?;
-        let entries = page.len();
+        let (entries, mut bytes) = (page.len(), 0);
         while let Some(entry) = page.next() {
             let mut entry = Reply::new(entry).map_err(misread)?;
             until = format!("({}", entry.text().map_err(misread)?);
@@ -211,6 +226,7 @@ pub(super) async fn search_unreadable(
             while fields.len() > 1 {
                 let name = fields.text().map_err(misread)?;
                 let value = fields.bytes().map_err(misread)?.unwrap_or_default();
+                bytes += value.len() as u64;
                 let text = || String::from_utf8_lossy(&value).into_owned();
                 match name.as_str() {
                     "stream" => found.stream = text(),
@@ -227,9 +243,10 @@ pub(super) async fn search_unreadable(
             }
         }
         // The stream is bounded to about 10,000 entries.
-        if entries < PAGE {
+        if entries < count {
             return Ok(None);
         }
+        count = next_count(count, bytes);
     }
 }
 
@@ -257,6 +274,13 @@ mod tests {
         let bot = |id: &str| Wanted { bot: BotId::parse(id).ok(), ..wanted("e-1") };
         assert!(found(&json("e-1"), &bot("b")) && !found(&json("e-1"), &bot("c")));
         assert!(!found("damaged e-1", &wanted("e-1")));
+    }
+
+    #[test]
+    fn reads_grow_while_entries_are_small_and_shrink_to_one_large_entry() {
+        assert_eq!((next_count(16, 16 * 200), next_count(500, 500 * 200)), (32, 500));
+        assert_eq!((next_count(500, 500 << 20), next_count(4, 8 << 20)), (4, 2));
+        assert_eq!((next_count(4, 40 << 20), next_count(16, 0)), (1, 32));
     }
 
     #[test]
