@@ -18,6 +18,7 @@ COPY Cargo.toml Cargo.lock ./
 COPY benches/Cargo.toml benches/
 COPY benches/instructions/Cargo.toml benches/instructions/
 COPY lua lua
+COPY docs/runbook.md docs/
 COPY src src
 # The commit in fairlane_build_info.
 ARG FAIRLANE_COMMIT=unknown

@@ -19,7 +19,7 @@
 --       or the send:
 --       {id, token, bot, uid, type, label, url, method, body, recheck, due, expires,
 --       attempts, when it could be sent, 1 if its lateness counts, headers, key, 1 if it was
---       postponed}}
+--       postponed, the context of its trace}}
 -- Cost  5 commands + 10 an event whose send starts
 assert(#KEYS > 14 and (#KEYS - 14) % 3 == 0, 'begin: wrong number of arguments')
 local pause, patience, dead_max, quota, defers =
@@ -152,13 +152,13 @@ for i = 1, (#KEYS - 14) / 3 do
         if call('PTTL', user) < USER_KEPT_MS then call('PEXPIRE', user, USER_KEPT_MS) end
       end
       local what = call('HMGET', note.key, 'url', 'method', 'body', 'recheck', 'headers',
-        'postponed')
+        'postponed', 'trace')
       reply[i + 2] = {
         id, ARGV[first + 2 * i - 1], note.bot, note.uid, note.type, note.label, what[1] or '',
         what[2] or '', what[3] or '', what[4] or '', digits(note.due), digits(note.expires),
         digits(note.attempts + 1), note.ready or digits(note.due),
         (note.told or note.online == '1') and 0 or 1, what[5] or '', note.named or '',
-        what[6] == '1' and 1 or 0,
+        what[6] == '1' and 1 or 0, what[7] or '',
       }
     end
   end

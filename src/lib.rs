@@ -47,13 +47,16 @@
 //! | `mongo` | `MongoDB`: the client, grouped writes, the private server |
 //! | [`app`] | builds and runs an instance |
 //! | `presence` | the registry of running processes: rates, workers |
+//! | `problems` | what is wrong: the findings of `status`, of the page and of the metrics |
 //! | `trend` | the state of the pipelines in the last 15 minutes, for charts |
+//! | `replay` | puts events of the bus at the end of the queues of one pipeline again |
 //! | `roles`, `startup` | what a process runs, and its start until it is ready |
 //! | `request_deadline`, `signed_token` | the deadline of a request; lease capabilities and list cursors |
 //! | `cli`, `demo` | the command line, and `fairlane demo` |
 //! | `private` | the common part of the private servers, Redis and `MongoDB` |
 //! | `sandbox` | private servers for the demo, and for the load tools in `benches/` |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, shutdown, all metrics, logging |
+//! | `trace` | trace contexts, spans and their export |
 //!
 //! This documentation shows the whole interface of the crate. Modules without a link are public
 //! only for the tests and the load tools of this repository, and change without notice.
@@ -131,7 +134,9 @@ pub mod event;
 pub mod expression;
 #[doc(hidden)]
 pub mod fanout;
+mod find;
 pub mod handler;
+pub mod history;
 mod http;
 pub mod id;
 pub mod ledger;
@@ -150,6 +155,7 @@ pub mod pool;
 pub mod presence;
 pub mod pressure;
 mod private;
+mod problems;
 pub mod product;
 mod products;
 pub mod queue;
@@ -160,6 +166,7 @@ pub mod rate;
 mod receiver;
 #[doc(hidden)]
 pub mod redis;
+mod replay;
 mod request_deadline;
 mod roles;
 #[doc(hidden)]
@@ -167,4 +174,6 @@ pub mod sandbox;
 mod signed_token;
 mod startup;
 pub mod telemetry;
+#[doc(hidden)]
+pub mod trace;
 mod trend;

@@ -6,8 +6,8 @@
 //! `notifications_due`, `notifications_overdue_seconds`) are sampled by one process at a time: use
 //! their `max`. No label ever contains a bot.
 
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -111,6 +111,10 @@ table! {
     NOTIFICATIONS_DUE "notifications_due" Gauge "Notifications with a due time: scheduled, waiting, to be retried, in flight";
     NOTIFICATIONS_OVERDUE "notifications_overdue_seconds" Gauge "How long the first due notification has been overdue, including its time in a queue; without those that wait for their host";
     BREAKER_OPEN "breaker_open" Gauge "1 while a circuit breaker is open at a host, for all bots or for one, by host (the first 20; the number of others as other)";
+    HISTORY_DROPPED "history_dropped_total" Counter "Attempts that are not kept for operators: too many at once, or Redis did not take them";
+    TRACE_SPANS "trace_spans_total" Counter "Spans that the collector took (tracing.endpoint)";
+    TRACE_DROPPED "trace_spans_dropped_total" Counter "Spans that are lost, by reason: buffer_full (the exporter is slower than the spans), not_taken (by the collector)";
+    PROBLEMS "problems" Gauge "1 while the finding exists, by problem, severity and pipeline (empty: none): those of fairlane status. One process at a time reports them: use max";
     REDIS_UP "redis_up" Gauge "1 while Redis answers";
     REDIS_MEMORY "redis_memory_bytes" Gauge "Redis memory: used, and max (0: no bound)";
     MONGODB_UP "mongodb_up" Gauge "1 while MongoDB answers; absent if it is not used";
@@ -165,9 +169,31 @@ pub fn install() -> &'static PrometheusHandle {
     })
 }
 
+/// When the metrics were scraped last.
+static SCRAPED: Mutex<Option<Instant>> = Mutex::new(None);
+
+/// Whether the metrics were scraped within this time.
+pub(crate) fn was_scraped(within: Duration) -> bool {
+    let scraped = *SCRAPED.lock().unwrap_or_else(PoisonError::into_inner);
+    scraped.is_some_and(|at| at.elapsed() < within)
+}
+
+/// Whether a finding exists.
+pub(crate) fn problem(
+    code: &'static str,
+    severity: &'static str,
+    pipeline: Option<&PipelineName>,
+    exists: bool,
+) {
+    let pipeline = pipeline.map_or_else(String::new, ToString::to_string);
+    let gauge = gauge!(PROBLEMS, "problem" => code, "severity" => severity, "pipeline" => pipeline);
+    gauge.set(if exists { 1.0 } else { 0.0 });
+}
+
 /// The exposition text of this process.
 #[must_use]
 pub fn render() -> String {
+    *SCRAPED.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     metrics_process::Collector::default().collect();
     install().render()
 }
@@ -368,6 +394,41 @@ impl std::fmt::Debug for PipelineMetrics {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("PipelineMetrics")
     }
+}
+
+/// Attempts of `pipeline` that are not kept.
+pub(crate) fn history_dropped(pipeline: &PipelineName) -> Counter {
+    let counter = counter!(HISTORY_DROPPED, "pipeline" => pipeline.as_str().to_owned());
+    counter.absolute(0);
+    counter
+}
+
+/// Why a span is lost.
+#[cfg(feature = "otel")]
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum TraceDrop {
+    BufferFull,
+    NotTaken,
+}
+
+/// Spans that the collector took.
+#[cfg(feature = "otel")]
+pub(crate) fn trace_exported() -> Counter {
+    let counter = counter!(TRACE_SPANS);
+    counter.absolute(0);
+    counter
+}
+
+/// Spans that are lost.
+#[cfg(feature = "otel")]
+pub(crate) fn trace_dropped(why: TraceDrop) -> Counter {
+    let reason = match why {
+        TraceDrop::BufferFull => "buffer_full",
+        TraceDrop::NotTaken => "not_taken",
+    };
+    let counter = counter!(TRACE_DROPPED, "reason" => reason);
+    counter.absolute(0);
+    counter
 }
 
 /// Requests that skipped a store because it does not answer in time.

@@ -36,6 +36,7 @@ pub use crate::queue::sample::{Gauges, Seen};
 pub use crate::queue::wake::{Listener, Wake};
 use crate::redis::scripts::Table;
 use crate::roles::Roles;
+use crate::trace::Tracer;
 
 /// Describes a product and its pipeline before anything runs.
 pub trait Product: Send + Sync + 'static {
@@ -204,6 +205,8 @@ pub struct Seat<'a> {
     pub services: &'a Services,
     /// The queues of its pipeline on the hot path.
     pub(crate) pool: &'a Queue,
+    /// Creates spans.
+    pub(crate) tracer: &'a Tracer,
 }
 
 /// The services that the products of one instance offer to routes and to each other. There is at

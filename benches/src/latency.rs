@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::error::BenchError;
+use crate::pipeline::history;
 use crate::{cpu, probe};
 
 /// The options.
@@ -32,6 +33,8 @@ pub(crate) struct Options {
     pub(crate) bots: usize,
     /// Number of workers.
     pub(crate) workers: usize,
+    /// Whether attempts are kept.
+    pub(crate) has_history: bool,
 }
 
 /// The results.
@@ -121,7 +124,10 @@ async fn measure(
     let meter = Meter::new(options.bots);
     let histogram = Arc::new(Mutex::new(waits()));
     let handler = Watch { meter: Arc::clone(&meter), waits: Arc::clone(&histogram) };
-    let running = Rig::spawn(rig.app(options.workers, |_| {}, handler).await?);
+    let running = Rig::spawn(
+        rig.app(options.workers, |pipeline| history(pipeline, options.has_history), handler)
+            .await?,
+    );
     let Options { rate, seconds, .. } = options;
     // The first second is a warm-up and is not counted.
     let mut generator = Generator::new(rig, options);

@@ -359,6 +359,7 @@ impl Accepting {
                 body: String::new(),
                 recheck: String::new(),
                 headers: String::new(),
+                trace: None,
                 key: None,
             };
             Ok::<_, BenchError>(self.notifications.accept(&new).await?)

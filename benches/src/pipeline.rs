@@ -16,8 +16,8 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::error::BenchError;
-use crate::probe;
 use crate::push::Receiver;
+use crate::{cpu, probe};
 
 /// The options.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +32,8 @@ pub(crate) struct Options {
     pub(crate) workers: usize,
     /// Whether a receiver gets the events over HTTP. It runs in this process.
     pub(crate) push: bool,
+    /// Whether attempts are kept.
+    pub(crate) has_history: bool,
 }
 
 /// The results.
@@ -46,6 +48,9 @@ pub(crate) struct Report {
     pub(crate) wire_commands_per_event: f64,
     pub(crate) inner_commands_per_event: f64,
     pub(crate) redis_cpu_us_per_event: f64,
+    pub(crate) own_cpu_us_per_event: f64,
+    /// Memory of the attempts that Redis keeps.
+    pub(crate) history_bytes: u64,
     pub(crate) lost: u64,
     pub(crate) reordered: u64,
 }
@@ -95,6 +100,7 @@ async fn measure(
     let receiver =
         if options.push { Some(Receiver::start(Arc::clone(&meter)).await?) } else { None };
     let change = |pipeline: &mut PipelineConfig| {
+        history(pipeline, options.has_history);
         if let Some(receiver) = &receiver {
             "push".clone_into(&mut pipeline.handler);
             pipeline.url = Some(receiver.url.clone());
@@ -102,14 +108,17 @@ async fn measure(
     };
     let app = rig.app(options.workers, change, Check(Arc::clone(&meter))).await?;
     let (commands, cpu) = (probe::commands(rig).await?, probe::cpu(rig).await?);
+    let own = cpu::of_process(std::process::id()).unwrap_or_default();
     let started = Instant::now();
     let running = Rig::spawn(app);
     let total = options.events as u64;
     let done = || receiver.as_ref().map_or_else(|| meter.done(), Receiver::events);
     drained(done, total, |done| watch("handling", done)).await?;
     let seconds = started.elapsed().as_secs_f64();
+    let own_after = cpu::of_process(std::process::id()).unwrap_or_default();
     let (commands_after, cpu_after) = (probe::commands(rig).await?, probe::cpu(rig).await?);
     running.stop().await?;
+    let history_bytes = probe::history_bytes(rig).await?;
     let benchmark = probe::benchmark(rig).await;
     let events = options.events as f64;
     let events_per_second = events / seconds;
@@ -123,9 +132,18 @@ async fn measure(
         wire_commands_per_event: (commands_after.wire - commands.wire) as f64 / events,
         inner_commands_per_event: (commands_after.inner - commands.inner) as f64 / events,
         redis_cpu_us_per_event: (cpu_after - cpu) * 1e6 / events,
+        own_cpu_us_per_event: own_after.saturating_sub(own).as_secs_f64() * 1e6 / events,
+        history_bytes,
         lost: total.saturating_sub(meter.reached()),
         reordered: meter.reordered(),
     })
+}
+
+/// Keeps attempts as by default, or none.
+pub(crate) fn history(pipeline: &mut PipelineConfig, is_kept: bool) {
+    if !is_kept {
+        pipeline.history.slices = 0;
+    }
 }
 
 /// The events, in order for each bot, with bots mixed at random.

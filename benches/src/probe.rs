@@ -32,20 +32,38 @@ pub(crate) async fn forget(rig: &Rig) -> Result<(), BenchError> {
 /// Removes all keys of the instances, so that the next one reads the bus from its start, with empty
 /// queues. No instance may run.
 pub(crate) async fn forget_positions(rig: &Rig) -> Result<(), BenchError> {
-    let mut cursor = 0_u64;
+    for keys in keys(rig, &format!("{}:*", rig.key_prefix())).await?.chunks(10_000) {
+        rig.command("UNLINK", Cmd::unlink(keys)).await?;
+    }
+    Ok(())
+}
+
+/// Memory of the attempts that are kept.
+pub(crate) async fn history_bytes(rig: &Rig) -> Result<u64, BenchError> {
+    let mut bytes = 0;
+    for key in keys(rig, &format!("{}:*:history*", rig.key_prefix())).await? {
+        let mut usage = cmd("MEMORY");
+        usage.arg("USAGE").arg(key).arg("SAMPLES").arg(0);
+        if let Value::Int(of_key) = rig.command("MEMORY", usage).await? {
+            bytes += of_key.unsigned_abs();
+        }
+    }
+    Ok(bytes)
+}
+
+/// The keys that match a pattern.
+async fn keys(rig: &Rig, pattern: &str) -> Result<Vec<String>, BenchError> {
+    let (mut cursor, mut all) = (0_u64, Vec::new());
     loop {
         let mut scan = cmd("SCAN");
-        scan.arg(cursor).arg("MATCH").arg(format!("{}:*", rig.key_prefix()));
-        scan.arg("COUNT").arg(10_000);
+        scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(10_000);
         let found = rig.command("SCAN", scan).await?;
         let (next, keys): (u64, Vec<String>) =
             redis::from_redis_value(found).map_err(redis::RedisError::from)?;
-        if !keys.is_empty() {
-            rig.command("UNLINK", Cmd::unlink(keys)).await?;
-        }
+        all.extend(keys);
         cursor = next;
         if cursor == 0 {
-            return Ok(());
+            return Ok(all);
         }
     }
 }

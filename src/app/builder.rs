@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use futures_util::future::OptionFuture;
+use futures_util::future::{BoxFuture, OptionFuture};
 use tracing::{info, warn};
 
 use super::{App, AppError, Private, Roles};
@@ -13,6 +13,7 @@ use crate::config::{Config, PUSH, PipelineConfig, Start};
 use crate::expression::{Filter, Glob, Sees};
 use crate::fanout;
 use crate::handler::{AnyHandler, Environment, Handler, PushHandler};
+use crate::history::{self, Recorder};
 use crate::http::ROUTES;
 use crate::id::PipelineName;
 use crate::metrics::{self, PipelineMetrics};
@@ -124,7 +125,8 @@ impl Builder {
             unreachable!("without a url a private Redis was started, and that has one")
         };
         let plans = Plans { all: plans, needs, services, routes };
-        match App::assemble(self, plans, target).await {
+        // Boxed: it is large, and callers hold it beside their own.
+        match Box::pin(App::assemble(self, plans, target)).await {
             Ok(app) => Ok(App { private: Private { redis: private, mongo: private_mongo }, ..app }),
             Err(error) => {
                 if let Some(Err(stop)) = OptionFuture::from(private.map(PrivateRedis::stop)).await {
@@ -393,8 +395,27 @@ impl Plan {
         }
     }
 
-    pub(super) fn open(&self, queue: Queue) -> OpenPipeline {
-        OpenPipeline::new(queue, self.settings(), Arc::clone(&self.meter))
+    pub(super) fn open(&self, queue: Queue, recorder: Option<Recorder>) -> OpenPipeline {
+        OpenPipeline::new(queue, self.settings(), Arc::clone(&self.meter), recorder)
+    }
+
+    /// Keeps attempts for operators, by a task that ends after the last clone is dropped. `None`: none
+    /// is kept.
+    pub(super) fn recorder(
+        &self,
+        queue: &Queue,
+        clock: &SharedClock,
+        spawn: impl FnOnce(BoxFuture<'static, ()>),
+    ) -> Option<Recorder> {
+        let places = history::Places {
+            pipeline: self.name.clone(),
+            shards: Arc::clone(queue.shards()),
+            count: queue.shard_count(),
+            link: Arc::clone(queue.link()),
+        };
+        let (recorder, task) = Recorder::new(self.config.history, places, Arc::clone(clock))?;
+        spawn(Box::pin(task));
+        Some(recorder)
     }
 
     pub(super) fn pool(&self, seat: &Seat<'_>, signing_key: &SigningKey) -> Pool {
@@ -408,6 +429,10 @@ impl Plan {
             limits: seat.config.limits_of_bots(&self.name),
             stores: self.part.stores(),
             lanes: self.lanes.clone(),
+            tracer: seat.tracer.clone(),
+            recorder: self.recorder(seat.queue, seat.clock, |task| {
+                seat.shutdown.spawn(task);
+            }),
         };
         Pool::new(seat.pool.clone(), self.settings(), work, seat.shutdown.clone())
     }

@@ -142,6 +142,12 @@ pub enum AppError {
     /// A set of `callbacks.headers` cannot be used.
     #[error(transparent)]
     Headers(#[from] HeadersError),
+    /// Spans cannot be exported.
+    #[error("{problem}")]
+    Tracing {
+        /// The setting, the problem and the remedy.
+        problem: String,
+    },
 }
 
 /// The error without the word that filters have for themselves.

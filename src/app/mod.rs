@@ -5,12 +5,15 @@
 //! | `builder` | checks the configuration, and plans each pipeline |
 //! | `register` | values that are fixed with the first data of an environment |
 //! | `start` | starts the parts |
+//! | `export` | exports spans |
 //! | `supervise` | supervises the private servers, and stops them |
 
 mod builder;
 mod control;
 mod error;
+mod export;
 pub(crate) mod files;
+mod findings;
 mod observe;
 mod register;
 mod start;
@@ -31,6 +34,7 @@ pub use self::builder::Builder;
 use self::builder::{Needs, Plan, Plans};
 pub use self::control::Control;
 pub use self::error::AppError;
+use self::export::Export;
 use self::register::register;
 use crate::bus::backlog::Backlog;
 use crate::clock::{SharedClock, SystemClock};
@@ -51,6 +55,7 @@ use crate::redis::private::PrivateRedis;
 use crate::redis::{Link, Target};
 pub use crate::roles::Roles;
 use crate::signed_token::SigningKey;
+use crate::trace::Tracer;
 
 /// Timeout of most calls. The outcome of a call that takes longer is unknown.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -68,6 +73,7 @@ pub struct App {
     private: Private,
     metrics_listener: TcpListener,
     http_listener: Option<(TcpListener, Access)>,
+    export: Export,
 }
 
 /// The shared components of an instance.
@@ -85,6 +91,7 @@ struct Site {
     services: Services,
     routes: Vec<Route>,
     control: Control,
+    tracer: Tracer,
 }
 
 /// The private servers, if any.
@@ -176,6 +183,7 @@ impl App {
             plan.part.offer(&offering, &mut services);
         }
         let control = Control::new(config_admission, &routes);
+        let (tracer, export) = Export::open(&config, &clock)?;
         let published = config.bus.published();
         let backlog = Backlog::new(Arc::clone(&links.prompt), published);
         let site = Site {
@@ -191,8 +199,9 @@ impl App {
             services,
             routes,
             control,
+            tracer,
         };
-        Ok(Self { site, private: Private::default(), metrics_listener, http_listener })
+        Ok(Self { site, private: Private::default(), metrics_listener, http_listener, export })
     }
 
     /// The address of the HTTP API; `None` without that role.
@@ -241,13 +250,14 @@ impl App {
     /// # Errors
     /// If the private Redis cannot be stopped.
     pub async fn run(self, shutdown: Shutdown) -> Result<(), AppError> {
-        let Self { mut site, private, metrics_listener, http_listener } = self;
+        let Self { mut site, private, metrics_listener, http_listener, export } = self;
+        let exporting = export.start();
         // Health is served until the very end, so it has a separate stop signal.
         let stop = CancellationToken::new();
         let starts = Arc::new(Starts::default());
-        let startup = site.place_pipelines(&starts, &shutdown);
-        site.announce(&metrics_listener, http_listener.as_ref().map(|(listener, _)| listener));
         let mongodb = watch::begin(site.needs.mongo.clone().ok(), &shutdown);
+        let startup = site.place_pipelines(&starts, mongodb.clone(), &shutdown);
+        site.announce(&metrics_listener, http_listener.as_ref().map(|(listener, _)| listener));
         // Separate links: when all connections of the others are waiting, Redis must not seem to be
         // unavailable. One is for `metrics.listen`, which has its own runtime. One is for HTTP,
         // which also publishes events over it.
@@ -265,12 +275,12 @@ impl App {
         let mut servers = JoinSet::new();
         if let Some((listener, access)) = http_listener {
             let health = health(link());
-            let api = site.api(access, &health);
+            let api = site.api(access, &health, &mut servers);
             let ending = Ending { leaving: shutdown.leaving.clone(), stop: stop.clone() };
             servers.spawn(site.serve(listener, api, health, ending));
         }
         let observing = observe::spawn(metrics_listener, health(link()), stop.clone())?;
-        site.start_pipelines(starts, &shutdown);
+        site.start_pipelines(starts, mongodb.clone(), &shutdown);
 
         let private = private.supervised(&site, &shutdown).await;
         shutdown.wait().await;
@@ -279,6 +289,7 @@ impl App {
         // A client that stalls during a request must not keep the process running.
         let _ = tokio::time::timeout(LAST_ANSWERS, ending).await;
         drop(servers);
+        exporting.end().await;
         let _ = tokio::time::timeout(LAST_ANSWERS, observing).await;
         if let Ok(mongo) = site.needs.mongo.clone() {
             mongo.close().await;

@@ -3,22 +3,27 @@
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
+use tokio::sync::Mutex;
+use tokio::task::JoinSet;
 use tracing::info;
 
-use super::{INGEST_TIMEOUT, RESPONSE_TIMEOUT, Site};
+use super::{INGEST_TIMEOUT, RESPONSE_TIMEOUT, Site, findings};
 use crate::bus::reader::{self, Retention};
 use crate::bus::redis_stream::RedisStream;
 use crate::fanout::starts::Starts;
 use crate::fanout::{Fanout, Interest};
 use crate::http::taken::Taken;
-use crate::http::{self, Access, Api, Ending, Health, LargeReads, Limits, Live, Proxies, Queues};
+use crate::http::{
+    self, Access, Api, Ending, Health, LargeReads, Limits, Live, Problems, Proxies, Queues,
+};
 use crate::id::PipelineName;
 use crate::lifecycle::Shutdown;
 use crate::metrics::PipelineMetrics;
+use crate::mongo::watch::Reachable;
 use crate::outbound::Policy;
 use crate::outbound::breakers::Breakers;
 use crate::pool::open::OpenLeases;
-use crate::presence;
+use crate::presence::{self, Reported};
 use crate::product::Seat;
 use crate::queue::FAIR_SLICE_US;
 use crate::queue::memory;
@@ -30,12 +35,25 @@ use crate::startup::{Start, Starting, Startup};
 
 impl Site {
     /// Records the start of every pipeline on the bus before the process is ready.
-    pub(super) fn place_pipelines(&self, starts: &Arc<Starts>, shutdown: &Shutdown) -> Startup {
+    pub(super) fn place_pipelines(
+        &self,
+        starts: &Arc<Starts>,
+        mongodb: Option<Arc<Reachable>>,
+        shutdown: &Shutdown,
+    ) -> Startup {
         let Self { config, roles, clock, links, plans, .. } = self;
         let meters = plans.iter().map(|plan| (plan.name.clone(), Arc::clone(&plan.meter)));
         let gates = self.services.get::<Arc<Breakers>>().filter(|_| roles.work).cloned();
         // On this link, the process stays visible while operators use all pooled connections.
-        let (meters, link) = (meters.collect(), Arc::clone(&links.prompt));
+        let link = Arc::clone(&links.prompt);
+        let reported = Reported {
+            meters: meters.collect(),
+            gates,
+            mongodb,
+            streams: config.bus.streams.clone(),
+            roles: roles.names(),
+            started: clock.now(),
+        };
         let starting = |plan: &super::Plan| Starting {
             queue: plan.queue(config, &links.admin),
             from_earliest: plan.starts_earliest(),
@@ -47,7 +65,7 @@ impl Site {
             starts: Arc::clone(starts),
             link: Arc::clone(&links.admin),
             clock: Arc::clone(clock),
-            heard: presence::begin(meters, gates, &roles.names(), link, clock.now(), shutdown),
+            heard: presence::begin(reported, link, shutdown),
         };
         start.begin(shutdown)
     }
@@ -72,11 +90,16 @@ impl Site {
     }
 
     /// The state of the routes.
-    pub(super) fn api(&self, access: Access, health: &Health) -> Api {
+    pub(super) fn api(&self, access: Access, health: &Health, servers: &mut JoinSet<()>) -> Api {
         let Self { config, clock, links, plans, signing_key, .. } = self;
         // Not pooled: receivers complete leases as often as workers do, with a few small calls
         // each, and a lease would expire while it waits for a connection that an operator uses.
-        let open = |plan: &super::Plan| plan.open(plan.queue(config, &links.prompt));
+        let open = |plan: &super::Plan| {
+            // Receivers may end leases as long as HTTP is served.
+            let spawn = |task| drop(servers.spawn(task));
+            let recorder = plan.recorder(&plan.queue(config, &links.admin), clock, spawn);
+            plan.open(plan.queue(config, &links.prompt), recorder)
+        };
         let leases = OpenLeases::new(signing_key, clock, plans.iter().map(open));
         self.control.0.cursors.sign_with(signing_key.clone());
         access.sign_sessions(signing_key.clone(), Arc::clone(clock));
@@ -93,6 +116,7 @@ impl Site {
             ),
             bus: Arc::clone(&health.link),
             stream: config.bus.published().to_owned(),
+            streams: config.bus.streams.clone(),
             backlog: Arc::clone(&self.backlog),
             taken: Taken::new(config, &self.needs.kinds, self.interests()),
             startup: health.startup.clone(),
@@ -103,7 +127,31 @@ impl Site {
             services: self.services.clone(),
             targets: Policy::Tenant(config.callbacks.allow_nets.clone().into()),
             live: Live::new(health.clone()),
+            tracer: self.tracer.clone(),
+            problems: Arc::new(self.problems(&health.link, health.mongodb.clone())),
+            searches: LargeReads::default(),
             large_reads: LargeReads::default(),
+        }
+    }
+
+    /// Where the findings are read.
+    fn problems(&self, prompt: &Arc<Link>, mongodb: Option<Arc<Reachable>>) -> Problems {
+        let Self { config, clock, links, needs, .. } = self;
+        let queues = Queues::new(
+            config.pipelines.clone(),
+            config.redis.shards,
+            needs.kinds.clone(),
+            needs.quotas.clone(),
+            Arc::clone(&links.admin),
+            RESPONSE_TIMEOUT,
+        );
+        Problems {
+            queues,
+            prompt: Arc::clone(prompt),
+            streams: config.bus.streams.clone(),
+            mongodb,
+            clock: Arc::clone(clock),
+            kept: Mutex::default(),
         }
     }
 
@@ -126,16 +174,31 @@ impl Site {
     }
 
     /// Starts the parts of each pipeline, and the shared ones. Consumes the plans.
-    pub(super) fn start_pipelines(&mut self, starts: Arc<Starts>, shutdown: &Shutdown) {
+    pub(super) fn start_pipelines(
+        &mut self,
+        starts: Arc<Starts>,
+        mongodb: Option<Arc<Reachable>>,
+        shutdown: &Shutdown,
+    ) {
         let plans = std::mem::take(&mut self.plans);
+        let problems = Arc::new(self.problems(&self.links.prompt, mongodb));
         let Self { config, roles, clock, target, links, signing_key, services, needs, .. } = self;
+        let tracer = &self.tracer;
         let activity = Arc::new(Activity::default());
         let (mut listening, mut sampled, mut routes) = (Vec::new(), Vec::new(), Vec::new());
         for plan in plans {
             let queue = plan.queue(config, &links.admin);
             let pool = queue.over(Arc::clone(&links.pool));
-            let seat =
-                Seat { config, roles, clock, shutdown, services, queue: &queue, pool: &pool };
+            let seat = Seat {
+                config,
+                roles,
+                clock,
+                shutdown,
+                services,
+                tracer,
+                queue: &queue,
+                pool: &pool,
+            };
             let mut ears: Vec<Box<dyn Listener>> =
                 vec![Box::new(ActivityEar(Arc::clone(&activity)))];
             if roles.schedule {
@@ -167,10 +230,11 @@ impl Site {
         shutdown.spawn(wake::listen(target.clone(), listening, shutdown.clone()));
         let quotas = needs.quotas.clone();
         shutdown.spawn(memory::watch(Arc::clone(&links.admin), quotas, shutdown.clone()));
+        shutdown.spawn(findings::watch(problems, Arc::clone(&activity), shutdown.clone()));
         let (link, clock) = (Arc::clone(&links.admin), Arc::clone(clock));
         shutdown.spawn(sample::run(sampled, link, activity, clock, shutdown.clone()));
         if !routes.is_empty() {
-            self.read_bus(&Arc::new(Fanout::new(routes, starts)), shutdown);
+            self.read_bus(&Arc::new(Fanout::new(routes, starts, self.tracer.clone())), shutdown);
         }
     }
 

@@ -30,6 +30,7 @@ use crate::notifications::{AcceptError, Notifications};
 use crate::queue::{PushOptions, Queue};
 use crate::redis::scripts::Emit;
 use crate::redis::{Link, RedisError};
+use crate::trace::{SliceTrace, TraceContext};
 
 /// How long names are remembered.
 const WINDOW: Duration = Duration::from_secs(3_600);
@@ -103,8 +104,10 @@ impl Effects {
     pub(crate) async fn carry_out(
         &self,
         tasks: &[(usize, Task<'_>)],
+        trace: Option<&SliceTrace>,
     ) -> Result<Vec<Refused>, Failed> {
         let (now, mut refused) = (self.clock.now(), Vec::new());
+        let after = |event| SliceTrace::after(trace, event);
         let (mut batches, mut others) = (Vec::new(), Vec::new());
         for (at, task) in tasks {
             match task {
@@ -114,11 +117,20 @@ impl Effects {
                         let what = (&**kind, data.as_ref());
                         match emitted(event, effect, what, (*applied, *share), now + delay.0) {
                             Err(error) => refused.push((*at, failure(effect, &error))),
-                            Ok(new) if delay.0.is_zero() => add(&mut batches, *at, &new),
-                            Ok(new) => others.push((*at, Other::Later(effect, new, delay.0))),
+                            Ok(new) => {
+                                let new = match after(event) {
+                                    Some(context) => context.put_into(new),
+                                    None => new,
+                                };
+                                if delay.0.is_zero() {
+                                    add(&mut batches, *at, &new);
+                                } else {
+                                    others.push((*at, Other::Later(effect, new, delay.0)));
+                                }
+                            }
                         }
                     }
-                    _ => others.push((*at, Other::Effect(event, effect))),
+                    _ => others.push((*at, Other::Effect(event, effect, after(event)))),
                 },
             }
         }
@@ -182,12 +194,16 @@ impl Effects {
                 let pushed = self.queue.push(&bot, std::slice::from_ref(&event), options).await;
                 pushed.map_or_else(|error| undone(effect, &error), |_| Ok(None))
             }
-            Other::Effect(event, effect) => match &effect.deed {
+            Other::Effect(event, effect, trace) => match &effect.deed {
                 Deed::Emit { .. } => Ok(None),
                 Deed::Notify(notify) => {
-                    self.accept(effect, notification(event, effect, notify)).await
+                    let new = notification(event, effect, notify);
+                    self.accept(effect, NewNotification { trace, ..new }).await
                 }
-                Deed::Push(push) => self.accept(effect, pushed(event, effect, &push.url)).await,
+                Deed::Push(push) => {
+                    let new = pushed(event, effect, &push.url);
+                    self.accept(effect, NewNotification { trace, ..new }).await
+                }
                 Deed::Count(count) => {
                     let counters = match &self.counters {
                         Ok(counters) => counters,
@@ -231,7 +247,7 @@ impl Effects {
 /// The effects other than immediate events for the bus.
 enum Other<'a> {
     Later(&'a Effect, Event, Duration),
-    Effect(&'a Event, &'a Effect),
+    Effect(&'a Event, &'a Effect, Option<TraceContext>),
 }
 
 fn add(batches: &mut Vec<Batch>, at: usize, event: &Event) {
@@ -295,6 +311,7 @@ fn notification(event: &Event, effect: &Effect, notify: &Notify) -> NewNotificat
         recheck: notify.recheck_url.clone().unwrap_or_default(),
         headers: notify.headers_from.clone().unwrap_or_default(),
         key: Some(key(event, effect)),
+        trace: None,
     }
 }
 
@@ -321,5 +338,6 @@ fn pushed(event: &Event, effect: &Effect, url: &str) -> NewNotification {
         recheck: String::new(),
         headers: String::new(),
         key: Some(key(event, effect)),
+        trace: None,
     }
 }

@@ -350,7 +350,7 @@ impl AutomationHandler {
         let settled = if tasks.is_empty() {
             work.decisions.len()
         } else {
-            match self.effects.carry_out(&tasks).await {
+            match self.effects.carry_out(&tasks, slice.trace.as_deref()).await {
                 Ok(refused) => {
                     for (at, happened) in refused {
                         note(at, vec![happened]);

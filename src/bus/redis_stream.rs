@@ -60,6 +60,26 @@ impl RedisStream {
         Self { reserved, ..self }
     }
 
+    /// The entries after `after`, up to those of `until_ms`, at most `max`.
+    ///
+    /// # Errors
+    /// If Redis is unavailable or refuses.
+    pub(crate) async fn between(
+        &self,
+        after: Offset,
+        until_ms: u64,
+        max: usize,
+    ) -> Result<Vec<Entry>, RedisError> {
+        let mut command = redis::cmd("XRANGE");
+        command.arg(&self.name).arg(format!("({after}")).arg(until_ms).arg("COUNT").arg(max);
+        let misread = self.misread("XRANGE");
+        let found = match self.link.command("XRANGE", command).await? {
+            Value::Array(found) => found,
+            other => return Err(misread(ReplyError::unexpected("entries", &format!("{other:?}")))),
+        };
+        entries(Raw(found), &self.reserved).map_err(misread)
+    }
+
     fn misread(&self, command: &'static str) -> impl Fn(ReplyError) -> RedisError {
         let link = Arc::clone(&self.link);
         move |source| link.misread(command, source)

@@ -10,6 +10,7 @@ use crate::pipeline::Protected;
 use crate::queue::SET_MAX;
 use crate::redis::RedisError;
 use crate::redis::private::PrivateRedisError;
+use crate::replay::ReplayRefused;
 use crate::sandbox::SandboxError;
 use crate::telemetry::TelemetryError;
 
@@ -42,12 +43,18 @@ pub enum CliError {
     /// Redis is unavailable.
     #[error("{0}; start that Redis, or correct redis.url (FAIRLANE__REDIS__URL)")]
     Away(#[source] RedisError),
+    /// Redis does not answer.
+    #[error("{0}; start that Redis, or correct redis.url (FAIRLANE__REDIS__URL)")]
+    NoAnswer(String),
     /// Redis has no memory left.
     #[error("{0}; raise its maxmemory, or let `fairlane serve` drain the queues")]
     Full(#[source] RedisError),
     /// Redis refused or failed a command.
     #[error(transparent)]
     Store(RedisError),
+    /// An event was not found.
+    #[error("the event was not found")]
+    NoEvent,
     /// The settings of single bots are bounded.
     #[error(
         "the shard of this bot has settings for {SET_MAX} bots, the maximum; set those of another bot back first: fairlane bots set BOT --weight 1 --rate default --burst default"
@@ -104,6 +111,27 @@ pub enum CliError {
     /// These events are protected and were not deleted.
     #[error(transparent)]
     Purge(#[from] Protected),
+    /// The replay is refused.
+    #[error("{0}")]
+    Replay(#[from] ReplayRefused),
+    /// A replay stopped early.
+    #[error(
+        "{source}; {put} events were put before that; to go on: fairlane replay --continue {id}"
+    )]
+    ReplayStopped {
+        /// The cause.
+        #[source]
+        source: Box<CliError>,
+        /// The id of the replay.
+        id: String,
+        /// The number of events that were put.
+        put: u64,
+    },
+    /// The queues of some bots are full.
+    #[error(
+        "the queues of some bots are full; when they have room: fairlane replay --continue {0}"
+    )]
+    ReplayHeld(String),
     /// The command needs a confirmation and got none.
     #[error("nothing was done: {0} needs a confirmation; answer y on a terminal, or add --yes")]
     NotConfirmed(&'static str),
@@ -229,6 +257,7 @@ impl CliError {
             | Self::NoPipeline
             | Self::NotConfirmed(_)
             | Self::Purge(_)
+            | Self::Replay(_)
             | Self::InputMissing { .. }
             | Self::NoStream
             | Self::NoSecret
@@ -237,12 +266,15 @@ impl CliError {
             ) => Exit::Usage,
             Self::Private(_)
             | Self::Away(_)
+            | Self::NoAnswer(_)
             | Self::Full(_)
             | Self::Store(RedisError::Version { .. })
             | Self::ImportStopped { passing: true, .. } => Exit::Unavailable,
             Self::App(error) => of_app(error),
             Self::Sandbox(error) => error.into(),
-            Self::PublishStopped { source, .. } => source.exit(),
+            Self::PublishStopped { source, .. } | Self::ReplayStopped { source, .. } => {
+                source.exit()
+            }
             Self::Findings { exit, .. } => *exit,
             Self::Store(_)
             | Self::StillEnabled(_)
@@ -257,6 +289,8 @@ impl CliError {
             | Self::Json(_)
             | Self::Signals(_)
             | Self::TooManySet
+            | Self::NoEvent
+            | Self::ReplayHeld(_)
             | Self::Faults { .. } => Exit::Failed,
         }
     }
@@ -308,6 +342,7 @@ fn of_app(error: &AppError) -> Exit {
         | AppError::StreamShared { .. }
         | AppError::Auth(_)
         | AppError::Headers(_)
+        | AppError::Tracing { .. }
         | AppError::Mongo(_)
         | AppError::RedisUrl(_) => Exit::Usage,
     }

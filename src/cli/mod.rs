@@ -1,6 +1,7 @@
 //! The command line: one file per command. Operator commands connect to Redis directly and need no
 //! running server.
 
+mod attempts;
 mod bots;
 mod check;
 mod config;
@@ -8,11 +9,13 @@ mod counters;
 mod dead;
 mod demo;
 mod error;
+mod events;
 mod generate;
 mod output;
 mod pipelines;
 mod publish;
 mod receiver;
+mod replay;
 mod secret;
 mod serve;
 mod session;
@@ -78,6 +81,10 @@ enum Command {
     Pipelines(pipelines::PipelinesArgs),
     /// Inspect bots; set weights; pause, resume, release and purge.
     Bots(bots::BotsArgs),
+    /// Find an event and the attempts at it.
+    Events(events::EventsArgs),
+    /// Put events of the bus at the end of the queues of one pipeline again.
+    Replay(replay::ReplayArgs),
     /// Inspect, redrive and drop dead letters.
     Dead(dead::DeadArgs),
     /// Import counters from another system.
@@ -126,6 +133,8 @@ impl Cli {
             Command::Status(args) => status::status(load()?, &args).await,
             Command::Pipelines(args) => pipelines::pipelines(load()?, args).await,
             Command::Bots(args) => bots::bots(load()?, args).await,
+            Command::Events(args) => events::events(load()?, args).await,
+            Command::Replay(args) => replay::replay(load()?, args).await,
             Command::Dead(args) => dead::dead(load()?, args).await,
             Command::Counters(args) => counters::counters(load()?, args).await,
             Command::Check(args) => Box::pin(check::check(load(), &args)).await,

@@ -10,16 +10,19 @@ use redis::TlsCertificates;
 use super::error::CliError;
 use crate::config::{Config, PipelineConfig, RedisUrl, is_built_in};
 use crate::id::{PipelineName, ShardCount};
+use crate::pipeline::Kind;
 use crate::presence::{self, Process};
 use crate::products::Kinds;
 use crate::queue::{FAIR_SLICE_US, Queue};
 use crate::redis::keys::ShardKeys;
 use crate::redis::private::PrivateRedis;
 use crate::redis::scripts::Limits;
-use crate::redis::{Link, Server, Target};
+use crate::redis::{Link, RedisError, Server, Target};
 
 /// Timeout of one Redis call of an operator command.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
+/// The same for a command that shows what is wrong: it must not wait for what does not answer.
+const BRIEF: Duration = Duration::from_secs(5);
 
 /// A connection for one command.
 #[derive(Debug)]
@@ -41,10 +44,29 @@ impl Session {
         config: Config,
         act: impl AsyncFnOnce(&Self) -> Result<T, CliError>,
     ) -> Result<T, CliError> {
+        Self::within(TIMEOUT, config, act).await
+    }
+
+    /// The same with short timeouts.
+    ///
+    /// # Cancel safety
+    /// As for [`Self::with`].
+    pub(super) async fn briefly<T>(
+        config: Config,
+        act: impl AsyncFnOnce(&Self) -> Result<T, CliError>,
+    ) -> Result<T, CliError> {
+        Self::within(BRIEF, config, act).await
+    }
+
+    async fn within<T>(
+        limit: Duration,
+        config: Config,
+        act: impl AsyncFnOnce(&Self) -> Result<T, CliError>,
+    ) -> Result<T, CliError> {
         let redis = Redis::open(&config).await?;
         let result = async {
             let target = redis.target()?.with_prefix(config.redis.prefix.clone());
-            let session = Self::open(config, target).await?;
+            let session = Self::open(config, target, limit).await?;
             act(&session).await
         }
         .await;
@@ -52,8 +74,8 @@ impl Session {
         result
     }
 
-    async fn open(config: Config, target: Target) -> Result<Self, CliError> {
-        let server = Server::new(target.clone(), TIMEOUT);
+    async fn open(config: Config, target: Target, limit: Duration) -> Result<Self, CliError> {
+        let server = Server::new(target.clone(), limit);
         let configured = config.redis.shards;
         let stored = server.shards().await?;
         if stored.is_none() {
@@ -67,14 +89,14 @@ impl Session {
         // Neither this link nor that of `Self::queue` is pooled. The command is alone in its
         // process, so a large answer delays no other call, and one connection opens faster than
         // several.
-        let looking = Arc::new(Link::new(target, Vec::new(), FAIR_SLICE_US, TIMEOUT));
+        let looking = Arc::new(Link::new(target, Vec::new(), FAIR_SLICE_US, limit));
         Ok(Self { config, server, shards, looking })
     }
 
     /// The pipelines of the configuration and those that have run before, sorted by name. A
     /// built-in pipeline is listed only if it has run before, because its store may be missing
     /// here.
-    pub(super) async fn pipelines(&self) -> Result<Vec<PipelineName>, CliError> {
+    pub(super) async fn pipelines(&self) -> Result<Vec<PipelineName>, RedisError> {
         let written = self.config.pipelines.keys().filter(|name| !is_built_in(name));
         let mut names: BTreeSet<_> = written.cloned().collect();
         names.extend(self.server.pipelines().await?);
@@ -114,9 +136,19 @@ impl Session {
         }
     }
 
+    /// The link for inspection.
+    pub(super) fn link(&self) -> &Link {
+        &self.looking
+    }
+
+    /// The kind of a pipeline.
+    pub(super) fn kind(&self, name: &PipelineName) -> Kind {
+        Kinds::today(&self.config).of(name)
+    }
+
     /// The queues of a pipeline, for inspection.
     pub(super) fn view(&self, name: &PipelineName) -> Queue {
-        let kind = Kinds::today(&self.config).of(name);
+        let kind = self.kind(name);
         Queue::new(name.clone(), self.shards, self.limits(name), Arc::clone(&self.looking))
             .of_kind(kind)
             .with_quotas(self.config.quotas.quotas())

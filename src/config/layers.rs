@@ -12,6 +12,7 @@ use toml::de::{DeTable, DeValue};
 use super::built_in::BUILT_IN;
 use super::duplicate::{self, Duplicate};
 use super::error::{ConfigError, Origin};
+use super::nearest::nearest;
 use super::products::{PRODUCTS, ProductSection};
 use super::{DEFAULT_TOML, PIPELINE_TOML, TABLES};
 use crate::id::PipelineName;
@@ -19,7 +20,7 @@ use crate::id::PipelineName;
 /// The prefix of environment variables that are settings.
 pub(super) const ENV_PREFIX: &str = "FAIRLANE__";
 const ENV_SEPARATOR: &str = "__";
-const PIPELINES: &str = "pipelines";
+pub(super) const PIPELINES: &str = "pipelines";
 /// The parser's text for a duplicate.
 const DUPLICATE: &str = "duplicate key";
 
@@ -428,9 +429,12 @@ impl Schema {
         } else if defaults.keys().any(|known| known.starts_with(&table)) {
             Ok(Known::Table)
         } else {
-            let remedy = match nearest(&key, defaults) {
-                Some(known) => format!("did you mean {:?}?", head + known),
-                None => "`fairlane config` prints every key".to_owned(),
+            let meant: Vec<_> = (nearest(&key, defaults).iter())
+                .map(|known| format!("{:?}", format!("{head}{known}")))
+                .collect();
+            let remedy = match meant.as_slice() {
+                [] => "`fairlane config` prints every key".to_owned(),
+                meant => format!("did you mean {}?", meant.join(" or ")),
             };
             Err(ConfigError::UnknownKey { at: at.clone(), key: path.join("."), remedy })
         }
@@ -456,39 +460,4 @@ fn collect(table: &DeTable<'_>, prefix: &str, defaults: &mut BTreeMap<String, Va
             }
         }
     }
-}
-
-/// The known key, section or key of another section that the author probably meant.
-fn nearest<'a>(key: &str, defaults: &'a BTreeMap<String, Value>) -> Option<&'a str> {
-    let sections = defaults.keys().filter_map(|known| Some(known.split_once('.')?.0));
-    let close = defaults
-        .keys()
-        .map(String::as_str)
-        .chain(sections)
-        .chain([PIPELINES])
-        .map(|known| (edit_distance(key, known), known))
-        .filter(|&(distance, known)| distance <= 2 && distance * 2 < known.len())
-        .min();
-    let last = key.rsplit('.').next();
-    let mut elsewhere = defaults.keys().filter(|known| known.rsplit('.').next() == last);
-    match (close, elsewhere.next(), elsewhere.next()) {
-        (Some((_, known)), ..) => Some(known),
-        (None, Some(only), None) => Some(only),
-        _ => None,
-    }
-}
-
-/// The number of characters to insert, remove or replace to turn one text into the other
-/// (Levenshtein distance).
-fn edit_distance(from: &str, to: &str) -> usize {
-    let mut row: Vec<usize> = (0..=to.chars().count()).collect();
-    for (i, a) in from.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, b) in to.chars().enumerate() {
-            let replaced = diagonal + usize::from(a != b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[to.chars().count()]
 }

@@ -13,6 +13,7 @@ mod duplicate;
 mod error;
 mod layers;
 mod load;
+mod nearest;
 mod products;
 mod sections;
 #[cfg(test)]
@@ -33,7 +34,7 @@ pub use sections::{
     AdmissionConfig, AuthConfig, BackoffConfig, BotLimitsConfig, BotQuotaConfig, BusConfig,
     BusSource, CallbacksConfig, CountersConfig, DeadConfig, HttpConfig, MetricsConfig, MongoConfig,
     NotificationsConfig, OnThrottle, PipelineConfig, QuotasConfig, RedisConfig, Scope, Start,
-    TokenConfig, WorkersConfig,
+    TokenConfig, TracingConfig, WorkersConfig,
 };
 
 use built_in::BUILT_IN;
@@ -82,6 +83,8 @@ pub struct Config {
     pub notifications: NotificationsConfig,
     /// The section `[metrics]`.
     pub metrics: MetricsConfig,
+    /// The section `[tracing]`.
+    pub tracing: TracingConfig,
     /// The section `[admission]`.
     pub admission: AdmissionConfig,
     /// The section `[quotas]`.

@@ -238,6 +238,11 @@ impl Event {
         self.extensions.get(name)
     }
 
+    /// Number of its extension attributes.
+    pub(crate) fn extensions(&self) -> usize {
+        self.extensions.len()
+    }
+
     /// The same event with this extension attribute, or with `None` without it.
     #[must_use]
     pub(crate) fn with_extension(mut self, name: &str, value: Option<serde_json::Value>) -> Self {

@@ -36,6 +36,7 @@ use crate::presence::{self, Meter};
 use crate::queue::Queue;
 use crate::redis::RedisError;
 use crate::telemetry::OncePerMinute;
+use crate::trace::{Copied, Tracer};
 
 /// When this number of events, bytes or batches is gathered, they are copied first.
 const GATHERED_EVENTS: usize = 2_000;
@@ -154,6 +155,7 @@ pub struct Fanout {
     /// Limits the log line that a pipeline of other processes holds back the trimming of the bus.
     waits_elsewhere: OncePerMinute,
     unmatched: Unmatched,
+    tracer: Tracer,
 }
 
 /// The matching events of the batches since the last copy.
@@ -166,6 +168,8 @@ pub struct Gathered {
     stamped: Vec<Vec<Stamped>>,
     /// Events of a type that no pipeline takes.
     unmatched: Found,
+    /// Events whose trace is recorded.
+    traced: Vec<Copied>,
     bytes: usize,
     batches: usize,
     /// Number of entries read, and the last of them.
@@ -207,9 +211,9 @@ impl Gathered {
 impl Fanout {
     /// The fan-out into `routes`, with the starts of `starts`.
     #[must_use]
-    pub(crate) fn new(routes: Vec<Route>, starts: Arc<Starts>) -> Self {
+    pub(crate) fn new(routes: Vec<Route>, starts: Arc<Starts>, tracer: Tracer) -> Self {
         let (waits_elsewhere, unmatched) = (OncePerMinute::default(), Unmatched::new());
-        Self { routes, starts, waits_elsewhere, unmatched }
+        Self { routes, starts, waits_elsewhere, unmatched, tracer }
     }
 
     /// Waits until every pipeline knows its interests, at most `within`: after that, events in
@@ -316,6 +320,12 @@ impl Fanout {
                 gathered.unmatched.add(event.kind());
             }
             if is_wanted {
+                if let Some(copied) = Copied::note(&self.tracer, event) {
+                    let wanted = self.routes.iter().zip(&gathered.wanted);
+                    let wanted = wanted.filter(|(_, wanted)| wanted.last() == Some(&index));
+                    let names = wanted.map(|(route, _)| route.queue.name());
+                    gathered.traced.push(copied.into_pipelines(names));
+                }
                 gathered.bytes += encoded.as_ref().map_or(0, Vec::len);
                 let (offset, bot) = (*offset, event.bot().clone());
                 gathered.events.push(Wanted { offset, bot, encoded });
@@ -360,6 +370,9 @@ impl Fanout {
             copied?;
         }
         metrics::fanout_seconds(started.elapsed());
+        for copied in &gathered.traced {
+            copied.done(&self.tracer, stream, started.elapsed());
+        }
         self.unmatched.count(&gathered.unmatched);
         Ok(())
     }

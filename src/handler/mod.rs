@@ -8,6 +8,7 @@ mod push;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -19,6 +20,8 @@ use crate::clock::SharedClock;
 use crate::event::Event;
 use crate::id::{BotId, Fence, PipelineName, Sequence};
 use crate::ledger::LedgerEntry;
+use crate::outbound::Response;
+use crate::trace::SliceTrace;
 
 /// What a handler may use. Each process has its own.
 #[derive(Clone)]
@@ -59,6 +62,8 @@ pub struct Slice {
     pub deadline: Instant,
     /// The events.
     pub events: Vec<Delivery>,
+    /// Its trace, if one of the events belongs to a trace that is recorded.
+    pub(crate) trace: Option<Arc<SliceTrace>>,
 }
 
 /// The outcome of a slice that did not fail.
@@ -72,6 +77,8 @@ pub struct Outcomes {
     /// The ledger entries of the settled events, in order; `None`: the handler does not provide
     /// them.
     pub(crate) ledger: Option<Vec<LedgerEntry>>,
+    /// The answer of a receiver, for operators.
+    pub(crate) response: Option<Response>,
 }
 
 /// The outcome of a settled event that is not done.
@@ -87,14 +94,14 @@ impl Outcomes {
     /// Every event is done.
     #[must_use]
     pub fn done() -> Self {
-        Self { settled: None, exceptions: Vec::new(), rest: None, ledger: None }
+        Self { settled: None, exceptions: Vec::new(), rest: None, ledger: None, response: None }
     }
 
     /// The first `count` events are settled; the rest is handed out again, in order. A count above
     /// the length of the slice means all.
     #[must_use]
     pub fn first(count: usize) -> Self {
-        Self { settled: Some(count), exceptions: Vec::new(), rest: None, ledger: None }
+        Self { settled: Some(count), ..Self::done() }
     }
 
     /// Delays the unsettled events by `delay`. This counts no attempt. Without unsettled events it
@@ -148,6 +155,10 @@ pub struct Failure {
     pub(crate) at: Option<usize>,
     pub(crate) reason: String,
     pub(crate) retry_after: Option<Duration>,
+    /// Whether the handler, or its receiver, took too long.
+    pub(crate) timed_out: bool,
+    /// The answer of a receiver, for operators.
+    pub(crate) response: Option<Response>,
 }
 
 impl Failure {
@@ -184,8 +195,13 @@ impl Failure {
         Self::new(FailureKind::Transient, None, reason)
     }
 
+    /// The handler, or its receiver, took too long.
+    pub(crate) fn timed_out(reason: String) -> Self {
+        Self { timed_out: true, ..Self::unknown(reason) }
+    }
+
     fn new(kind: FailureKind, at: Option<usize>, reason: String) -> Self {
-        Self { kind, at, reason, retry_after: None }
+        Self { kind, at, reason, retry_after: None, timed_out: false, response: None }
     }
 }
 

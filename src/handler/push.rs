@@ -23,7 +23,10 @@ use crate::event::Event;
 use crate::id::{BotId, PipelineName};
 use crate::outbound::answer::excerpt;
 use crate::outbound::sign::{self, MessageId, Purpose, Secret};
-use crate::outbound::{self, CheckedUrl, Method, Outbound, OutboundError, Request, StatusCode};
+use crate::outbound::{
+    self, CheckedUrl, HeaderMap, Method, Outbound, OutboundError, Request, StatusCode,
+};
+use crate::trace::{self, SliceTrace, Span};
 
 /// The push times out before the worker, which knows less about the cause: earlier by a twentieth
 /// of the timeout, and at most by this.
@@ -84,7 +87,8 @@ impl PushHandler {
         let id = MessageId::unique();
         let now = environment.clock.now();
         let whose = (Purpose::PUSH, &slice.bot);
-        let headers = sign::headers(&self.secrets, whose, &id, now, &body, sign::JSON);
+        let mut headers = sign::headers(&self.secrets, whose, &id, now, &body, sign::JSON);
+        let mut span = self.trace(slice, &mut headers);
         let request = Request {
             bot: &slice.bot,
             method: Method::POST,
@@ -96,17 +100,41 @@ impl PushHandler {
             keep_connection: true,
             tell_deadline: true,
         };
-        match self.outbound.call(request).await {
-            Ok(answer) => judge(&answer, slice.events.len(), environment.clock.now()),
+        let answered = self.outbound.call(request).await;
+        if let Some(span) = &mut span {
+            match &answered {
+                Ok(answer) => trace::http_answer(span, answer.status.as_u16()),
+                Err(error) => span.fail(error.to_string()),
+            }
+        }
+        drop(span);
+        match answered {
+            Ok(answer) => {
+                let judged = judge(&answer, slice.events.len(), environment.clock.now());
+                noted(judged, &answer)
+            }
             Err(error) => Err(self.unanswered(&error)),
         }
+    }
+
+    /// Tells the receiver the trace: the span of this call, or what the events carry.
+    fn trace(&self, slice: &Slice, headers: &mut HeaderMap) -> Option<Span> {
+        let Some(span) = slice.trace.as_ref().and_then(|trace| trace.call()) else {
+            let events = slice.events.iter().map(|delivery| &delivery.event);
+            SliceTrace::passed_on(events)?.add_to(headers);
+            return None;
+        };
+        span.context().add_to(headers);
+        Some(trace::http_call(span, "POST", self.url.host(), self.url.port()))
     }
 
     fn unanswered(&self, error: &OutboundError) -> Failure {
         match error {
             OutboundError::TimedOut => {
                 let limit = humantime::format_duration(self.timeout);
-                Failure::unknown(format!("the receiver took longer than {limit} (handler_timeout)"))
+                Failure::timed_out(format!(
+                    "the receiver took longer than {limit} (handler_timeout)"
+                ))
             }
             error if error.is_unreached() => {
                 Failure::unavailable(0, format!("the receiver cannot be reached: {error}"))
@@ -145,6 +173,20 @@ fn judge(answer: &outbound::Answer, n: usize, now: Duration) -> Result<Answer, F
             }
         }
         _ => Err(Failure::unknown(answer.refusal())),
+    }
+}
+
+/// Adds the answer of the receiver, for operators.
+fn noted(judged: Result<Answer, Failure>, answer: &outbound::Answer) -> Result<Answer, Failure> {
+    match judged {
+        Ok(Answer::Settled(mut outcomes)) => {
+            // A body says little when all is done.
+            let all = outcomes.settled.is_none();
+            outcomes.response = Some(if all { answer.status_alone() } else { answer.response() });
+            Ok(Answer::Settled(outcomes))
+        }
+        Ok(Answer::Accepted) => Ok(Answer::Accepted),
+        Err(failure) => Err(Failure { response: Some(answer.response()), ..failure }),
     }
 }
 
@@ -194,7 +236,6 @@ pub(crate) fn acknowledgement(count: usize, n: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outbound::HeaderMap;
 
     const NOW: Duration = Duration::from_secs(1_445_412_000);
 

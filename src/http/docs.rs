@@ -176,6 +176,15 @@ impl IntoResponses for OfPipeline {
     }
 }
 
+/// Further answers of the search for an event.
+pub(super) struct OfEvent;
+
+impl IntoResponses for OfEvent {
+    fn responses() -> Responses {
+        problems(&[(404, "Nothing is known of the event; `detail` says what was searched")])
+    }
+}
+
 /// Further answers of routes that delete events.
 pub(super) struct Deleting;
 

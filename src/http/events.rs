@@ -19,6 +19,7 @@ use super::cloudevents::Mode;
 use super::docs::{Body, Parameters};
 use super::extract;
 use super::problem::{Flaw, Kind, Problem};
+use super::traced::Traced;
 use crate::bus;
 use crate::bus::backlog::Exceeded;
 use crate::event::Event;
@@ -69,7 +70,7 @@ async fn publish(
     let (parts, body) = request.into_parts();
     let mode = Mode::of(&parts.headers)?;
     let body = extract::read(&parts.headers, body).await?;
-    let events = mode.read(&parts.headers, &body)?;
+    let mut events = mode.read(&parts.headers, &body)?;
     let foreign: Vec<Flaw> = (events.bots.iter().enumerate())
         .filter(|(_, bot)| !caller.covers(bot))
         .map(|(index, bot)| Flaw {
@@ -107,7 +108,10 @@ async fn publish(
         api.gate.refuse_backlog(bot, events, &parts)
     })?;
     let waited = Extension(Waited(entered.waited));
-    entered.added(bus::publish(&api.bus, &api.stream, &events.texts).await?);
+    let mut traced = Traced::of(&api, &parts.headers, &mut events);
+    let published = bus::publish(&api.bus, &api.stream, &events.texts).await;
+    entered.added(published.inspect_err(|error| traced.fail(error))?);
+    drop(traced);
     let kinds = events.bots.iter().zip(events.kinds);
     let unmatched = kinds.filter(|(bot, kind)| !api.taken.takes(bot, kind));
     let unmatched = unmatched.map(|(_, kind)| kind).collect();

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `/healthz`, `/readyz` | every client |
 //! | `/docs`, `/openapi.json`, `/login`, `/style.css`, `/live.js`, `/icon.svg` | every client; without `auth.tokens` not the pages of other sites |
-//! | `/`, `/pipelines/…`, `/bots/…`, `/counters`, `/notifications` | scope `read`, and `operate` for changes, for the bot; a session in a cookie suffices |
+//! | `/`, `/runbook`, `/pipelines/…`, `/bots/…`, `/counters`, `/notifications` | scope `read`, and `operate` for changes, for the bot; a session in a cookie suffices |
 //! | `POST /v1/events` | scope `publish`, for the bots of the events |
 //! | `POST /v1/bots/…/counters/…/views` | scope `publish` or `count`, for the bot |
 //! | `GET /v1/bots/…/counters`, `…/daily`, `POST …/counters/query` | scope `read` or `count`, for the bot |
@@ -42,6 +42,7 @@ mod dead;
 mod docs;
 mod events;
 mod extract;
+mod find;
 mod forwarded;
 mod health;
 mod large_reads;
@@ -54,11 +55,14 @@ mod pages;
 mod parameters;
 mod pipelines;
 mod problem;
+mod problems;
 mod proxy_protocol;
 mod queues;
+mod replay;
 mod routes;
 mod stopwatch;
 pub(crate) mod taken;
+mod traced;
 
 use std::sync::Arc;
 
@@ -79,6 +83,7 @@ pub(crate) use self::large_reads::LargeReads;
 pub(crate) use self::listen::{BindError, Ending, Limits, bind, serve};
 pub(crate) use self::pages::Live;
 use self::problem::{Kind, PROBLEM_JSON, Problem};
+pub(crate) use self::problems::Problems;
 pub(crate) use self::proxy_protocol::Unusable as UnusableProxyHeader;
 pub(crate) use self::queues::Queues;
 pub(crate) use self::routes::ROUTES;
@@ -93,6 +98,7 @@ use crate::pool::open::OpenLeases;
 use crate::product::{self, Services};
 use crate::redis::Link;
 use crate::startup::Startup;
+use crate::trace::Tracer;
 
 /// The state that the routes share.
 pub(crate) struct Api {
@@ -102,6 +108,8 @@ pub(crate) struct Api {
     pub(crate) bus: Arc<Link>,
     /// The bus stream that events are put on.
     pub(crate) stream: String,
+    /// All streams of the bus.
+    pub(crate) streams: Vec<String>,
     /// The events on it that are not copied yet.
     pub(crate) backlog: Arc<Backlog>,
     /// The event types that the pipelines take.
@@ -120,8 +128,14 @@ pub(crate) struct Api {
     pub(crate) targets: Policy,
     /// The state that the live pages share.
     pub(crate) live: Live,
+    /// What is wrong.
+    pub(crate) problems: Arc<Problems>,
     /// Turns for large answers.
     pub(crate) large_reads: LargeReads,
+    /// Turns for searches of the bus.
+    pub(crate) searches: LargeReads,
+    /// Creates spans.
+    pub(crate) tracer: Tracer,
 }
 
 /// The routes of `http.listen`.
@@ -156,7 +170,8 @@ pub(crate) fn routes(api: Api, health: Health, products: &[product::Route]) -> R
         .layer(from_fn_with_state(access, auth::check_site))
         // Orchestrators and load balancers use any host name, so the site is not checked here.
         .merge(health);
-    admitted(finish(routes), gate).layer(from_fn_with_state(origins, cors::share))
+    let routes = finish(routes).layer(from_fn(pages::explain_missing));
+    admitted(routes, gate).layer(from_fn_with_state(origins, cors::share))
 }
 
 /// Puts admission control around `routes`, so that a refused request costs almost nothing.
@@ -184,6 +199,8 @@ fn reading() -> OpenApiRouter<Arc<Api>> {
         .merge(admission::reading())
         .merge(bots::reading())
         .merge(dead::reading())
+        .merge(problems::reading())
+        .merge(find::reading())
         .merge(counters::reading())
         .merge(notifications::reading())
         .merge(automations::reading())
@@ -192,6 +209,7 @@ fn reading() -> OpenApiRouter<Arc<Api>> {
 /// Requires the scope `operate`.
 fn operating() -> OpenApiRouter<Arc<Api>> {
     pipelines::operating()
+        .merge(replay::operating())
         .merge(bots::operating())
         .merge(dead::operating())
         .merge(counters::operating())

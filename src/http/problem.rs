@@ -45,8 +45,14 @@ pub(crate) enum Kind {
     NoRoute,
     /// The pipeline does not exist.
     NoPipeline,
+    /// Nothing is known of the event.
+    NoEvent,
     /// The dead letter does not exist.
     NoDeadLetter,
+    /// The replay does not exist.
+    NoReplay,
+    /// The pipeline cannot be replayed, or the id belongs to another replay.
+    ReplayRefused,
     /// The lease does not exist.
     NoLease,
     /// The counters do not run.
@@ -117,8 +123,11 @@ impl Kind {
             Self::CrossSite => (S::FORBIDDEN, "cross-site", "Another site's request"),
             Self::UnknownHost => (S::MISDIRECTED_REQUEST, "unknown-host", "Unknown host"),
             Self::NoRoute => (S::NOT_FOUND, "no-route", "No such path"),
+            Self::NoEvent => (S::NOT_FOUND, "no-event", "No such event"),
             Self::NoPipeline => (S::NOT_FOUND, "no-pipeline", "No such pipeline"),
             Self::NoDeadLetter => (S::NOT_FOUND, "no-dead-letter", "No such dead letter"),
+            Self::NoReplay => (S::NOT_FOUND, "no-replay", "No such replay"),
+            Self::ReplayRefused => (S::CONFLICT, "replay-refused", "The replay is refused"),
             Self::NoLease => (S::NOT_FOUND, "no-lease", "No such lease"),
             Self::NoCounters => (S::NOT_FOUND, "no-counters", "The counters do not run here"),
             Self::NoAutomations => (S::NOT_FOUND, "no-automations", "Rules are not evaluated here"),

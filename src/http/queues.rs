@@ -48,9 +48,24 @@ impl Queues {
         self.configured.get(name).is_some_and(|config| config.enabled)
     }
 
+    /// Whether events of the bus are copied for a pipeline.
+    pub(crate) fn takes_of_bus(&self, name: &PipelineName) -> bool {
+        !self.kinds.of(name).off_bus
+    }
+
+    /// The pipelines of the configuration.
+    pub(crate) fn all_configured(&self) -> impl Iterator<Item = (&PipelineName, &PipelineConfig)> {
+        self.configured.iter()
+    }
+
     /// The configuration of a pipeline.
     pub(crate) fn configured(&self, name: &PipelineName) -> Option<&PipelineConfig> {
         self.configured.get(name)
+    }
+
+    /// Attributes that events of the bus must not have.
+    pub(crate) fn reserved(&self) -> Vec<&'static str> {
+        self.kinds.reserved()
     }
 
     /// The link for calls that concern no pipeline.

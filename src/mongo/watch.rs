@@ -15,19 +15,30 @@ const EVERY: Duration = Duration::from_secs(2);
 
 /// Whether a store answered the last poll; false before its first answer.
 #[derive(Debug, Default)]
-pub struct Reachable(AtomicBool);
+pub struct Reachable {
+    up: AtomicBool,
+    asked: AtomicBool,
+}
 
 impl Reachable {
     /// The last result, at most about ten seconds old.
     #[must_use]
     pub fn now(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.up.load(Ordering::Relaxed)
+    }
+
+    /// The last result; `None` before the first one.
+    #[must_use]
+    pub fn known(&self) -> Option<bool> {
+        self.asked.load(Ordering::Relaxed).then(|| self.now())
     }
 
     /// Stores the result. Returns whether it differs from the last one.
     fn set(&self, up: bool) -> bool {
         metrics::mongodb_up(up);
-        self.0.swap(up, Ordering::Relaxed) != up
+        let before = self.up.swap(up, Ordering::Relaxed);
+        self.asked.store(true, Ordering::Relaxed);
+        before != up
     }
 }
 

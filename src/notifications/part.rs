@@ -63,7 +63,8 @@ impl Part for NotificationPart {
 
     fn handler(&self, seat: &Seat<'_>) -> SharedHandler {
         let (queue, clock) = (seat.pool.clone(), Arc::clone(seat.clock));
-        let sender = Sender::new(queue, self.0.clone(), clock, seat.shutdown.clone());
+        let (shutdown, tracer) = (seat.shutdown.clone(), seat.tracer.clone());
+        let sender = Sender::new(queue, self.0.clone(), clock, shutdown, tracer);
         NotifyHandler(sender).into()
     }
 

@@ -6,14 +6,15 @@ use std::time::Duration;
 use rand::Rng as _;
 use tokio::time::Instant;
 
-use crate::notifications::SIGNED;
 use crate::notifications::record::{Begun, Ending};
+use crate::notifications::{PIPELINE, SIGNED};
 use crate::outbound::breakers::{Breakers, Outcome, Permission, Target};
 use crate::outbound::headers::HeaderSets;
 use crate::outbound::sign::{self, Secret};
 use crate::outbound::{
     Answer, CheckedUrl, HeaderMap, Method, Outbound, OutboundError, Request, StatusCode,
 };
+use crate::trace::{self, Span, TraceContext, Tracer};
 
 /// Timeout of the recheck.
 const RECHECK: Duration = Duration::from_secs(5);
@@ -46,6 +47,7 @@ pub(super) struct Calls {
     pub(super) gates: Arc<Breakers>,
     pub(super) secrets: Vec<Secret>,
     pub(super) sets: HeaderSets,
+    pub(super) tracer: Tracer,
 }
 
 impl Calls {
@@ -60,6 +62,13 @@ impl Calls {
     async fn try_send(&self, begun: &Begun, now: Duration) -> Result<(), Ending> {
         let url = self.url(&begun.url)?;
         let more = self.more(begun, &url).map_err(Ending::Dead)?;
+        let traced = TraceContext::from_text(&begun.trace);
+        let traced = traced.as_ref();
+        if let Some(traced) = traced.filter(|_| begun.attempts == 1) {
+            let since = Duration::from_millis(begun.ready_ms);
+            let what = (&begun.bot, &*begun.id.to_string());
+            drop(trace::waited(&self.tracer, traced, PIPELINE, what, since));
+        }
         let (id, whose) = (begun.id.message(), (SIGNED, &begun.bot));
         if !begun.recheck.is_empty() {
             let recheck = self.url(&begun.recheck)?;
@@ -73,7 +82,7 @@ impl Calls {
             // host.
             headers.extend(self.more(begun, &recheck).unwrap_or_default());
             let call = (Method::GET, headers, Vec::new());
-            let answer = self.call(begun, &recheck, call, RECHECK).await?;
+            let answer = self.call(begun, &recheck, call, RECHECK, traced).await?;
             rechecked(&answer, begun.attempts, now)?;
         }
         let method = begun
@@ -84,7 +93,7 @@ impl Calls {
         let media = media(&body);
         let mut headers = sign::headers(&self.secrets, whose, &id, now, &body, media);
         headers.extend(more);
-        let answer = self.call(begun, &url, (method, headers, body), SEND).await?;
+        let answer = self.call(begun, &url, (method, headers, body), SEND, traced).await?;
         sent(&answer, begun.attempts, now)
     }
 
@@ -109,8 +118,9 @@ impl Calls {
         &self,
         begun: &Begun,
         url: &CheckedUrl,
-        (method, headers, body): (Method, HeaderMap, Vec<u8>),
+        (method, mut headers, body): (Method, HeaderMap, Vec<u8>),
         within: Duration,
+        traced: Option<&TraceContext>,
     ) -> Result<Answer, Ending> {
         let now = Instant::now();
         let pass = match self.gates.ask(&begun.bot, Target::from(url), begun.postponed, now) {
@@ -127,6 +137,14 @@ impl Calls {
             }
         };
         let (deadline, tell_deadline) = (now + within, false);
+        let mut span = traced.and_then(|traced| {
+            let call = trace::called(&self.tracer, traced, PIPELINE, &begun.bot)?;
+            let call = call.with("messaging.message.id", begun.id.to_string());
+            Some(trace::http_call(call, method.as_str(), url.host(), url.port()))
+        });
+        if let Some(context) = span.as_ref().map(Span::context).or(traced) {
+            context.add_to(&mut headers);
+        }
         let request = Request {
             bot: &begun.bot,
             method,
@@ -139,6 +157,13 @@ impl Calls {
             tell_deadline,
         };
         let answer = self.outbound.call(request).await;
+        if let Some(span) = &mut span {
+            match &answer {
+                Ok(answer) => trace::http_answer(span, answer.status.as_u16()),
+                Err(error) => span.fail(error.to_string()),
+            }
+        }
+        drop(span);
         match answer {
             Ok(answer) => {
                 let failed = answer.status.is_server_error();

@@ -34,6 +34,7 @@ use crate::outbound::sign::Secret;
 use crate::queue::Queue;
 use crate::redis::RedisError;
 use crate::telemetry::OncePerMinute;
+use crate::trace::Tracer;
 
 /// How long a started send belongs to its process. The patience is longer than a process needs to
 /// reconnect to Redis after an outage.
@@ -96,9 +97,10 @@ impl Sender {
         sending: Sending,
         clock: SharedClock,
         shutdown: Shutdown,
+        tracer: Tracer,
     ) -> Self {
         let Sending { outbound, secrets, sets, throttle, gates } = sending;
-        let calls = Calls { outbound, gates, secrets, sets };
+        let calls = Calls { outbound, gates, secrets, sets, tracer };
         let (places, metrics) = (Places::new(SENDS_MAX), NotificationMetrics::new());
         Self(Arc::new(Inner { queue, calls, throttle, clock, places, shutdown, metrics }))
     }

@@ -10,6 +10,17 @@ use super::Answer;
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 /// Maximum length of the excerpt of an answer in the reason of a failure, in bytes.
 const EXCERPT: usize = 200;
+/// The same of an answer that is kept for operators.
+const RESPONSE: usize = 512;
+
+/// An answer as it is kept for operators.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Response {
+    /// Its status code.
+    pub(crate) status: u16,
+    /// The start of its body, up to 512 bytes, without control characters.
+    pub(crate) body: String,
+}
 
 impl Answer {
     /// The reason of a failure with this answer.
@@ -25,6 +36,18 @@ impl Answer {
             text.push_str(&said);
         }
         text
+    }
+
+    /// The status and the start of the body, for operators.
+    pub(crate) fn response(&self) -> Response {
+        let body = String::from_utf8_lossy(&self.body[..self.body.len().min(RESPONSE)]);
+        let body = body.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        Response { status: self.status.as_u16(), body }
+    }
+
+    /// The status without the body.
+    pub(crate) fn status_alone(&self) -> Response {
+        Response { status: self.status.as_u16(), body: String::new() }
     }
 
     /// The pause in the header `retry-after`: seconds or a date, at most a day. `now` is the time

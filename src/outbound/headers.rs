@@ -170,7 +170,10 @@ impl Host {
 }
 
 /// Parses one header per line. Skips empty lines and lines that start with `#`.
-fn parse(text: &[u8]) -> Result<HeaderMap, String> {
+///
+/// # Errors
+/// Says what is wrong, and never quotes a value.
+pub(crate) fn parse(text: &[u8]) -> Result<HeaderMap, String> {
     if text.len() > FILE_MAX_BYTES {
         return Err(format!("has more than {FILE_MAX_BYTES} bytes; shorten it"));
     }

@@ -27,6 +27,7 @@ pub use reqwest::{Method, StatusCode};
 use tokio::time::{Instant, timeout_at};
 
 pub use self::address::{AddressRefused, CheckedUrl, Policy, URL_MAX_BYTES, UrlError};
+pub(crate) use self::answer::Response;
 use self::hosts::Hosts;
 use self::resolve::{CALLER, Judging, LookupError, System};
 use crate::id::BotId;

@@ -14,8 +14,10 @@ mod board;
 mod claim;
 mod commit;
 mod deferral;
+mod ending;
 mod estimate;
 mod lanes;
+mod note;
 mod occupancy;
 pub(crate) mod open;
 mod places;
@@ -50,6 +52,7 @@ use self::scale::{Bounds, Load, Scaler};
 pub use self::total::Totals;
 use self::total::{Asked, Total};
 use crate::handler::{AnyHandler, Environment};
+use crate::history::Recorder;
 use crate::id::{BotId, Shard};
 use crate::lifecycle::Shutdown;
 use crate::metrics::PipelineMetrics;
@@ -60,6 +63,7 @@ use crate::queue::{FAIR_SLICE, Lease, Queue, Sent};
 use crate::rate::BotLimits;
 use crate::signed_token::SigningKey;
 use crate::telemetry::OncePerMinute;
+use crate::trace::Tracer;
 
 /// The work that may be claimed before workers are free.
 const PREFETCH: Duration = Duration::from_millis(1);
@@ -116,6 +120,9 @@ pub(crate) struct Work {
     pub(crate) stores: Vec<Arc<Pressure>>,
     /// The ordering keys below the bot; `None`: each bot has one order.
     pub(crate) lanes: Option<Arc<Lanes>>,
+    /// Keeps attempts for operators.
+    pub(crate) recorder: Option<Recorder>,
+    pub(crate) tracer: Tracer,
 }
 
 /// The shared state of a pool.
@@ -148,6 +155,9 @@ pub(crate) struct Shared {
     stores: Vec<Arc<Pressure>>,
     /// The ordering keys below the bot; `None`: each bot has one order.
     lanes: Option<Arc<Lanes>>,
+    /// Keeps attempts for operators.
+    recorder: Option<Recorder>,
+    tracer: Tracer,
     /// The time since which every slice found its target unavailable.
     unavailable_since: Mutex<Option<Instant>>,
     /// Limits the log line about failures that are retried.
@@ -227,7 +237,8 @@ pub(crate) struct Pool {
 impl Pool {
     /// Creates the pool and starts its committer. The `link` of `queue` is a hot path.
     pub(crate) fn new(queue: Queue, settings: Settings, work: Work, shutdown: Shutdown) -> Self {
-        let Work { handler, environment, signing_key, meter, limits, stores, lanes } = work;
+        let Work { handler, environment, signing_key, meter, limits, stores, .. } = work;
+        let (lanes, recorder, tracer) = (work.lanes, work.recorder, work.tracer);
         let total = Total::new(limits.total).map(Arc::new);
         let metrics = PipelineMetrics::new(queue.name());
         let patient = limits.general.rate.is_some();
@@ -257,6 +268,8 @@ impl Pool {
             retries: RetryBudget::new(),
             stores,
             lanes,
+            recorder,
+            tracer,
             unavailable_since: Mutex::new(None),
             warned: OncePerMinute::new(),
             lost: OncePerMinute::new(),

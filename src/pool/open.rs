@@ -18,10 +18,12 @@ use std::time::Duration;
 use redis::{Pipeline, Value};
 
 use super::Settings;
+use super::note::{Of, Tried};
 use super::settle::{Fitness, Policy, Settlement, given_up, settle};
 use crate::clock::SharedClock;
 use crate::event::Event;
 use crate::handler::{Failure, Outcomes, acknowledgement};
+use crate::history::Recorder;
 use crate::id::{Fence, PipelineName, Sequence};
 use crate::metrics::PipelineMetrics;
 use crate::presence::Meter;
@@ -74,12 +76,19 @@ pub(crate) struct OpenPipeline {
     settings: Settings,
     metrics: PipelineMetrics,
     meter: Arc<Meter>,
+    /// Keeps attempts for operators.
+    recorder: Option<Recorder>,
 }
 
 impl OpenPipeline {
-    pub(crate) fn new(queue: Queue, settings: Settings, meter: Arc<Meter>) -> Self {
+    pub(crate) fn new(
+        queue: Queue,
+        settings: Settings,
+        meter: Arc<Meter>,
+        recorder: Option<Recorder>,
+    ) -> Self {
         let metrics = PipelineMetrics::new(queue.name());
-        Self { queue, settings, metrics, meter }
+        Self { queue, settings, metrics, meter, recorder }
     }
 }
 
@@ -215,7 +224,9 @@ impl OpenLeases {
             // Without remaining events, none of them can have failed.
             let answer = if left == 0 { Ok(Outcomes::done()) } else { answer(current.acked) };
             let settlement = settle(&vec![Fitness::Fit; left], answer, policy);
-            let records = open.records(settlement.settled).await?;
+            // The note of a failure names all events that were tried.
+            let tried = if settlement.failure.is_some() { left } else { settlement.settled };
+            let records = open.records(tried).await?;
             if open.commit(&current, &settlement, &records).await? {
                 let slice = vec![Fitness::Fit; left];
                 if let Some(given_up) = given_up(&slice, &settlement.exceptions) {
@@ -228,9 +239,12 @@ impl OpenLeases {
                     let (bot, mode) = (&open.capability.bot, settlement.mode);
                     tracing::debug!(%bot, reason, ?mode, "a receiver did not finish its slice");
                 }
-                let (queue, now) = (&open.pipeline.queue, self.clock.now());
-                settlement.tally.record(&open.pipeline.metrics, sequences(&records), now);
-                settlement.note_failure(queue, &open.capability.bot, None, now).await;
+                let (pipeline, now) = (&open.pipeline, self.clock.now());
+                let done = sequences(&records).take(settlement.settled);
+                settlement.tally.record(&open.pipeline.metrics, done, now);
+                open.note(&records, current.attempts, now, &settlement);
+                let noted = (&pipeline.queue, &*pipeline.meter);
+                settlement.note_failure(noted, &open.capability.bot, None, now).await;
                 return Ok(());
             }
         }
@@ -310,6 +324,21 @@ impl Open<'_> {
             }
         }
         Ok(records)
+    }
+
+    /// Notes how the lease ended.
+    fn note(
+        &self,
+        records: &[Vec<u8>],
+        attempts: Attempts,
+        now: Duration,
+        settlement: &Settlement,
+    ) {
+        let Some(recorder) = &self.pipeline.recorder else { return };
+        let bot = &self.capability.bot;
+        if let Some(tried) = Tried::read(records, bot) {
+            Of { bot, attempts, took: None, now }.settled(recorder, tried, settlement);
+        }
     }
 
     /// Whether the change was made; otherwise another call acknowledged events meanwhile.

@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use tracing::{debug, warn};
 
+use super::ending::Ending;
+use crate::clock::millis;
 use crate::event::Event;
 use crate::handler::{Failure, FailureKind, Outcome, Outcomes};
 use crate::id::{BotId, Lane, PipelineName, Sequence};
 use crate::metrics::PipelineMetrics;
 use crate::pool::retry::Backoff;
+use crate::presence::Meter;
 use crate::queue::{Noted, Queue};
 use crate::redis::scripts::{Attempts, Exception, Fate, Mode};
 use crate::telemetry::OncePerSubject;
@@ -83,6 +86,8 @@ pub(super) struct Settlement {
     pub(super) tally: Tally,
     /// Why it is not completely done, for the log.
     pub(super) failure: Option<String>,
+    /// What the answer says about the attempt.
+    pub(super) ending: Ending,
 }
 
 impl Settlement {
@@ -90,12 +95,18 @@ impl Settlement {
     /// error here has no consequence. `first` is the first event of the slice, if known.
     pub(super) async fn note_failure(
         &self,
-        queue: &Queue,
+        (queue, meter): (&Queue, &Meter),
         bot: &BotId,
         first: Option<Sequence>,
         now: Duration,
     ) {
+        if self.tally.done > 0 || self.failure.is_none() && self.settled > 0 {
+            meter.calls.succeeded();
+        }
         let Some(reason) = &self.failure else { return };
+        if self.tally.done == 0 {
+            meter.calls.failed(reason, millis(now));
+        }
         let pause = match self.mode {
             Mode::Fail { ms, .. } | Mode::Park { ms } => Some(Duration::from_millis(ms)),
             _ => None,
@@ -134,6 +145,7 @@ pub(super) fn settle(
     let mut tally = Tally::default();
     let mut mode = Mode::Release;
     let mut failure = None;
+    let ending = Ending::of(&answer);
     let (settled, n) = match answer {
         Ok(outcomes) => {
             let settled = outcomes.settled.unwrap_or(fit.len()).min(fit.len());
@@ -170,7 +182,7 @@ pub(super) fn settle(
             }
             (settled, place(settled))
         }
-        Err(Failure { kind, at, reason, retry_after }) => {
+        Err(Failure { kind, at, reason, retry_after, .. }) => {
             let retry_after = retry_after.map(|wish| wish.min(PAUSE_MAX));
             let at = at.map(|k| k.min(fit.len().saturating_sub(1)));
             let k = at.unwrap_or(0);
@@ -210,7 +222,7 @@ pub(super) fn settle(
         }
     };
     leave(&slice[..n], policy.attempts.counted(), &mut exceptions, &mut tally);
-    Settlement { n, settled, mode, exceptions, tally, failure }
+    Settlement { n, settled, mode, exceptions, tally, failure, ending }
 }
 
 /// Adds the exceptions for the events of a slice that leave the queue without a handler.

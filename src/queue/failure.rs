@@ -49,6 +49,29 @@ pub struct Failing {
     pub time_ms: u64,
     /// The start of the failures of the first bot, ms since 1970.
     pub since_ms: u64,
+    /// The last failure of each bot, in the same order.
+    #[serde(skip)]
+    pub each: Vec<LastFailure>,
+}
+
+impl Failing {
+    /// The part that concerns `wanted` bots; `None`: none of them fails.
+    #[must_use]
+    pub fn of(&self, wanted: &dyn Fn(&BotId) -> bool) -> Option<Self> {
+        let each = self.bots.iter().cloned().zip(self.each.iter().cloned());
+        Self::new(each.filter(|(bot, _)| wanted(bot)).collect())
+    }
+
+    /// The summary of bots and their last failures.
+    pub(crate) fn new(mut found: Vec<(BotId, LastFailure)>) -> Option<Self> {
+        found.sort_by(|a, b| (a.1.since_ms, &a.0).cmp(&(b.1.since_ms, &b.0)));
+        let since_ms = found.first()?.1.since_ms;
+        let last =
+            found.iter().map(|(_, failure)| failure).max_by_key(|failure| failure.time_ms)?;
+        let (reason, time_ms) = (last.reason.clone(), last.time_ms);
+        let (bots, each) = found.into_iter().unzip();
+        Some(Self { bots, reason, time_ms, since_ms, each })
+    }
 }
 
 /// A failure to note.
@@ -170,21 +193,15 @@ impl Queue {
             }
         }
         let bots = self.noted(bots).await?;
-        let (mut found, mut last) = (Vec::new(), (0, String::new()));
+        let mut found = Vec::new();
         for (bot, kept) in bots.iter().zip(self.kept(&bots).await?) {
             let (Some(streak), Some(true)) = (kept.streak, kept.still_fails()) else { continue };
-            found.push((streak.since_ms, bot.clone()));
-            if let Some((time_ms, reason)) = read(&kept.failure)
-                && time_ms >= last.0
-            {
-                last = (time_ms, reason.to_owned());
-            }
+            let (time_ms, reason) = read(&kept.failure).unwrap_or_default();
+            let reason = reason.to_owned();
+            let failure = LastFailure { reason, time_ms, since_ms: streak.since_ms };
+            found.push((bot.clone(), failure));
         }
-        found.sort_unstable();
-        let Some(&(since_ms, _)) = found.first() else { return Ok(None) };
-        let bots = found.into_iter().map(|(_, bot)| bot).collect();
-        let (time_ms, reason) = last;
-        Ok(Some(Failing { bots, reason, time_ms, since_ms }))
+        Ok(Failing::new(found))
     }
 
     /// The bots with a note. Usually there are few, so the other bots cost only this command.

@@ -16,10 +16,12 @@
 //! last writes). The invariants of the keys are in `lua/shared.lua` and [`crate::redis::keys`].
 
 mod aside;
+mod attempts;
 pub(crate) mod capability;
 mod dead;
 mod depth;
 mod failure;
+mod find;
 mod holdings;
 mod inspect;
 mod lease;
@@ -41,6 +43,7 @@ pub use self::dead::{DeadLetter, DeadOfBot, LetterOfBot};
 pub use self::depth::Depth;
 pub(crate) use self::failure::Noted;
 pub use self::failure::{Failing, LastFailure};
+pub(crate) use self::find::Search;
 pub use self::holdings::Holdings;
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
 pub use self::lease::{CLAIM_TTL, Lease, MARGIN, Sent};
@@ -163,6 +166,11 @@ impl Queue {
     #[must_use]
     pub fn protected(&self) -> Option<Protected> {
         self.kind.protected
+    }
+
+    /// Whether no event of the bus is copied into these queues.
+    pub(crate) fn is_off_bus(&self) -> bool {
+        self.kind.off_bus
     }
 
     /// The pipeline's name.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -64,17 +64,28 @@ pub struct Seen {
 
 /// Counts wake messages as signs of activity.
 #[derive(Debug, Default)]
-pub(crate) struct Activity(AtomicU64);
+pub(crate) struct Activity {
+    heard: AtomicU64,
+    /// Whether this process samples, or cannot know that another one does.
+    samples: AtomicBool,
+}
+
+impl Activity {
+    /// Whether this process reports the values that all processes share.
+    pub(crate) fn is_sampled_here(&self) -> bool {
+        self.samples.load(Ordering::Relaxed)
+    }
+}
 
 pub(crate) struct ActivityEar(pub(crate) Arc<Activity>);
 
 impl Listener for ActivityEar {
     fn heard(&self, _: Shard, _: &Wake) {
-        self.0.0.fetch_add(1, Ordering::Relaxed);
+        self.0.heard.fetch_add(1, Ordering::Relaxed);
     }
 
     fn missed(&self) {
-        self.0.0.fetch_add(1, Ordering::Relaxed);
+        self.0.heard.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -100,14 +111,16 @@ pub(crate) async fn run(
             () = tokio::time::sleep(ACTIVE) => {}
         }
         metrics::upkeep();
-        let heard = activity.0.load(Ordering::Relaxed);
+        let heard = activity.heard.load(Ordering::Relaxed);
         let now = Instant::now();
         if heard == seen && now < due {
             continue;
         }
         sampler.quiet_until = sampler.quiet_until.filter(|until| heard == seen && now < *until);
         seen = heard;
-        match sampler.round(now).await {
+        let round = sampler.round(now).await;
+        activity.samples.store(!matches!(round, Ok(None)), Ordering::Relaxed);
+        match round {
             Ok(Some(pause)) => {
                 metrics::redis_up(true);
                 due = now + pause;

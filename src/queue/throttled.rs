@@ -8,6 +8,9 @@ use super::Queue;
 use crate::id::BotId;
 use crate::redis::{RedisError, Reply};
 
+/// Number of bots of a shard that are named.
+const LONGEST: usize = 16;
+
 /// The bots of a pipeline whose events wait because of their rate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Throttled {
@@ -17,6 +20,19 @@ pub struct Throttled {
     pub bot: BotId,
     /// Since when, ms since 1970.
     pub since_ms: u64,
+    /// Those that have waited for longest, of each shard at most 16, and since when.
+    #[serde(skip)]
+    pub longest: Vec<(u64, BotId)>,
+}
+
+impl Throttled {
+    /// The part that concerns `wanted` bots, among those that have waited for longest.
+    #[must_use]
+    pub fn of(&self, wanted: &dyn Fn(&BotId) -> bool) -> Option<Self> {
+        let longest: Vec<_> = self.longest.iter().filter(|(_, bot)| wanted(bot)).cloned().collect();
+        let (since_ms, bot) = longest.iter().min().cloned()?;
+        Some(Self { bots: longest.len() as u64, bot, since_ms, longest })
+    }
 }
 
 impl Queue {
@@ -28,23 +44,22 @@ impl Queue {
         let mut pipe = Pipeline::with_capacity(2 * self.shards().len());
         for keys in self.shards().iter() {
             pipe.cmd("ZCARD").arg(&keys.slow);
-            pipe.cmd("ZRANGE").arg(&keys.slow).arg(0).arg(0).arg("WITHSCORES");
+            pipe.cmd("ZRANGE").arg(&keys.slow).arg(0).arg(LONGEST - 1).arg("WITHSCORES");
         }
         let values = self.link().run_checked("ZRANGE", &pipe).await?;
         let mut reply = self.read("ZRANGE", Reply::new(Value::Array(values)))?;
-        let (mut count, mut first) = (0, None);
+        let (mut count, mut longest) = (0, Vec::new());
         while reply.len() > 0 {
             count += self.read("ZCARD", reply.number::<u64>())?;
-            let mut longest =
+            let mut of_shard =
                 self.read("ZRANGE", Reply::new(reply.next().unwrap_or(Value::Nil)))?;
-            if longest.len() < 2 {
-                continue;
+            while of_shard.len() >= 2 {
+                let bot = self.read("ZRANGE", of_shard.text())?;
+                let since = self.read("ZRANGE", of_shard.score())?.map_or(0, i64::unsigned_abs);
+                longest.extend(BotId::parse(&bot).ok().map(|bot| (since, bot)));
             }
-            let bot = self.read("ZRANGE", longest.text())?;
-            let since = self.read("ZRANGE", longest.score())?.map_or(0, i64::unsigned_abs);
-            let found = BotId::parse(&bot).ok().map(|bot| (since, bot));
-            first = first.into_iter().chain(found).min();
         }
-        Ok(first.map(|(since_ms, bot)| Throttled { bots: count, bot, since_ms }))
+        let first = longest.iter().min().cloned();
+        Ok(first.map(|(since_ms, bot)| Throttled { bots: count, bot, since_ms, longest }))
     }
 }

@@ -33,13 +33,19 @@
 //! | `fl:{p:s}:dlq` | stream | dead letters |
 //! | `fl:{p:s}:failure:<bot>` | string, TTL | when and why its handler failed last, for operators |
 //! | `fl:{p:s}:failing:<bot>` | string, TTL | since when its handler fails, and the sequence of the event to retry, for operators |
+//! | `fl:{p:s}:history` | stream, TTL | the attempts that completed their slices, several in an entry |
+//! | `fl:{p:s}:history-failed` | hash, TTL | bot → its attempts that failed |
+//! | `fl:{p:s}:history-bots` | sorted set, TTL | bots with attempts that failed → when last, ms |
+//! | `fl:{p:s}:history-bytes` | hash, TTL | bytes of `done` and `failed` attempts |
 //! | `fl:{p:s}:idem:<key>` | string, TTL | idempotency keys |
+//! | `fl:{p:s}:replay:<id>` | hash, TTL | stream and bot → the offset of the last event that a replay put |
 //! | `fl:{p:s}:keys:<bot>`, `…:imports:<bot>` | string, TTL | meter of its idempotency keys: when the whole quota is free again, µs |
 //! | `fl:{p:s}:unflushed:<bot>` | hash | ledger: `v<account>` amounts queued, `r<account>` replacements queued |
 //! | `fl:{p:s}:total:0:<bot>`, `…:1:…` | hash, TTL | ledger: account → `run\|total` cached; two generations of a day |
 //! | `fl:{p:s}:acked:<bot>` | string, TTL | ledger: highest completed sequence |
 //! | `fl:{p:s}:wake` | channel | scores, deadlines and due times that became lower |
 //! | `fl:pipelines` | hash | names of all pipelines that have run → when they were first seen |
+//! | `fl:replay:<id>` | string, TTL | a replay: what it puts, and how far it is |
 //! | `fl:shards` | string | the number of shards, fixed when the data is created |
 //! | `fl:lease-key` | string | 32 random bytes that sign lease capabilities and list cursors |
 //! | `fl:processes` | hash | running process → time and content of its last update |
@@ -136,6 +142,12 @@ pub fn seen(prefix: &Prefix, stream: &str, id: &str) -> String {
     format!("{prefix}:{{{stream}}}:seen:{id}")
 }
 
+/// A replay.
+#[must_use]
+pub fn replay(prefix: &Prefix, id: &str) -> String {
+    format!("{prefix}:replay:{id}")
+}
+
 /// A test key. `number` determines its slot, `id` separates concurrent tests.
 #[must_use]
 pub fn check(prefix: &Prefix, number: u32, id: &str) -> String {
@@ -193,6 +205,8 @@ pub struct ShardKeys {
     pub due: String,
     /// Delayed events.
     pub later: String,
+    /// What is kept of attempts, in the order of `lua/record.lua`.
+    pub history: [String; 4],
     wake: String,
 }
 
@@ -213,6 +227,7 @@ impl ShardKeys {
             dlq: key("dlq"),
             due: key("due"),
             later: key("later"),
+            history: ["history", "history-failed", "history-bots", "history-bytes"].map(key),
             wake: key("wake"),
             slot: slot_of(prefix.as_bytes()),
             prefix,
@@ -334,6 +349,12 @@ impl ShardKeys {
     #[must_use]
     pub fn imports_meter(&self, bot: &BotId) -> String {
         self.of_bot("imports:", bot)
+    }
+
+    /// The positions of the bots in a replay.
+    #[must_use]
+    pub fn replay(&self, id: &str) -> String {
+        format!("{}replay:{id}", self.prefix)
     }
 
     /// The key that remembers an idempotency key.

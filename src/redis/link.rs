@@ -377,7 +377,7 @@ impl Link {
     }
 
     /// Converts an answer to the expected type.
-    pub(super) fn read<T: redis::FromRedisValue>(
+    pub(crate) fn read<T: redis::FromRedisValue>(
         &self,
         name: &'static str,
         value: Value,

@@ -64,6 +64,9 @@ pub struct StreamView {
     /// reader. The reader records it every second, so while a process reads, the entries of the
     /// last few seconds count as copied. `None` if nothing was ever copied.
     pub unread: Option<u64>,
+    /// When the first of them was added, ms since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unread_since_ms: Option<u64>,
     /// Whether a process reads it now.
     pub reader: bool,
     /// Consumer groups of other programs.
@@ -93,6 +96,7 @@ impl StreamView {
             kind,
             length: 0,
             unread: None,
+            unread_since_ms: None,
             reader,
             groups: Vec::new(),
         };
@@ -115,7 +119,10 @@ impl StreamView {
                 // Also for entries that were deleted from the stream before they were read.
                 None => 0,
                 Some(first) if reader && is_under_way(link, first).await? => 0,
-                Some(_) => added.saturating_sub(copied).max(1),
+                Some(first) => {
+                    view.unread_since_ms = Some(first.ms);
+                    added.saturating_sub(copied).max(1)
+                }
             });
         }
         for group in groups {

@@ -161,6 +161,9 @@ pub(crate) enum Scenario {
         /// server that the bench starts (mongod, or the program that `FAIRLANE_MONGOD` names).
         #[arg(long, value_name = "URL")]
         mongodb: Option<String>,
+        /// Keep no attempts (`history.slices = 0`), to see what they cost.
+        #[arg(long)]
+        without_history: bool,
         /// Fail if an event is lost or handled out of order. Both are always counted.
         #[arg(long)]
         verify: bool,
@@ -220,6 +223,9 @@ pub(crate) enum Scenario {
         /// Maximum number of workers.
         #[arg(long, value_name = "N", default_value = "64")]
         workers: NonZeroU32,
+        /// Keep no attempts (`history.slices = 0`), to see what they cost.
+        #[arg(long)]
+        without_history: bool,
         /// Fail if an event is lost or handled out of order. Both are always counted.
         #[arg(long)]
         verify: bool,

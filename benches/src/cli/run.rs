@@ -59,7 +59,8 @@ async fn serve_overload(
 /// Runs `fairlane serve`.
 async fn serve(arguments: Vec<OsString>) -> Result<(), CommandError> {
     let words = ["fairlane", "serve"].map(OsString::from).into_iter().chain(arguments);
-    Ok(fairlane::cli::Cli::try_parse_from(words)?.run().await?)
+    let command = fairlane::cli::Cli::try_parse_from(words)?;
+    Ok(Box::pin(command.run()).await?)
 }
 
 /// Runs a scenario and prints its report.
@@ -93,25 +94,36 @@ async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
             print(json, &report)?;
             faultless(verify, report.lost, report.repeated)
         }
-        Scenario::Pipeline { handler, bots, events, bytes, workers, verify, .. } => {
+        Scenario::Pipeline {
+            handler,
+            bots,
+            events,
+            bytes,
+            workers,
+            without_history,
+            verify,
+            ..
+        } => {
             let options = pipeline::Options {
                 bots: bots.map_or(50_000, size),
                 events: size(events),
                 bytes: size(bytes),
                 workers: size(workers),
                 push: handler == Handled::Push,
+                has_history: !without_history,
             };
             let report = Box::pin(pipeline::run(options, watch)).await?;
             progress.clear();
             print(json, &report)?;
             faultless(verify, report.lost, report.reordered)
         }
-        Scenario::Latency { bots, rate, seconds, workers, verify } => {
+        Scenario::Latency { bots, rate, seconds, workers, without_history, verify } => {
             let options = latency::Options {
                 rate: rate.get().into(),
                 seconds: seconds.get().into(),
                 bots: size(bots),
                 workers: size(workers),
+                has_history: !without_history,
             };
             let report = Box::pin(latency::run(options, watch)).await?;
             progress.clear();

@@ -38,6 +38,10 @@ const SHOW_EXAMPLES: &str = "\
 Examples:
   fairlane bots show shop-7
   fairlane bots show shop-7 --pipeline billing --limit 50";
+const ATTEMPTS_EXAMPLES: &str = "\
+Examples:
+  fairlane bots attempts shop-7
+  fairlane bots attempts shop-7 --pipeline billing --limit 100";
 const SET_EXAMPLES: &str = "\
 Examples:
   fairlane bots set shop-7 --weight 3     three times the share of a bot with weight 1
@@ -92,6 +96,15 @@ enum Action {
         bot: BotId,
         /// Maximum number of events.
         #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+        limit: u32,
+    },
+    /// List the last attempts of a bot: what its handler answered.
+    #[command(after_help = ATTEMPTS_EXAMPLES)]
+    Attempts {
+        /// The bot.
+        bot: BotId,
+        /// Maximum number of attempts.
+        #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000))]
         limit: u32,
     },
     /// Set the weight of a bot, its share of the service, or its rate. What is not named stays.
@@ -202,6 +215,7 @@ pub(super) async fn bots(config: Config, args: BotsArgs) -> Result<(), CliError>
     Session::with(config, async |session| match &args.action {
         Action::List { sort, limit } => list(session, output, wanted, *sort, *limit).await,
         Action::Show { bot, limit } => show(session, output, wanted, bot, *limit).await,
+        Action::Attempts { bot, limit } => attempts(session, output, wanted, bot, *limit).await,
         action => change(session, output, &session.choose(wanted).await?, action).await,
     })
     .await
@@ -307,6 +321,26 @@ async fn show(
     })
 }
 
+async fn attempts(
+    session: &Session,
+    output: Output,
+    wanted: Option<&PipelineName>,
+    bot: &BotId,
+    limit: u32,
+) -> Result<(), CliError> {
+    let pipeline = session.choose(wanted).await?;
+    let attempts = session.view(&pipeline).attempts(bot, limit as usize).await?;
+    output.show(&attempts, |attempts| {
+        if attempts.is_empty() {
+            return format!(
+                "no attempt of bot {} in pipeline {pipeline} is kept",
+                plain(bot.as_str())
+            );
+        }
+        super::attempts::table(output, attempts, millis(SystemClock.now()))
+    })
+}
+
 /// What a bot holds, as lines, and its quotas.
 fn held_text(holds: &Holdings, quotas: &Holdings) -> String {
     let of = |held: String, quota: u64, shown: fn(u64) -> String| match quota {
@@ -377,7 +411,7 @@ async fn change(
         format!("bot {} of pipeline {pipeline} {what}", plain(bot.as_str()))
     };
     match action {
-        Action::List { .. } | Action::Show { .. } => Ok(()),
+        Action::List { .. } | Action::Show { .. } | Action::Attempts { .. } => Ok(()),
         Action::Set { bot, weight, rate, burst } => {
             let change = BotChange {
                 weight: *weight,

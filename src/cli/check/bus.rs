@@ -84,6 +84,7 @@ mod tests {
             kind: StreamKind::Stream,
             length: 10,
             unread: Some(0),
+            unread_since_ms: None,
             reader: true,
             groups: vec![GroupView { name: "g".to_owned(), pending: 1, lag: Some(2) }],
         }

@@ -1,27 +1,20 @@
 //! `fairlane status`.
 
-mod problems;
 mod read;
 mod screen;
-#[cfg(test)]
-mod tests;
 
 use clap::Args;
 use serde::Serialize;
 
-use self::problems::Problem;
-use self::read::read;
-pub(super) use self::read::read_pipelines;
+pub(super) use self::read::{CliSite, read_pipelines};
 pub(super) use self::screen::pipeline_table;
 use self::screen::screen;
 use super::error::CliError;
 use super::output::Output;
 use super::session::Session;
+use crate::clock::{Clock as _, SystemClock};
 use crate::config::Config;
-use crate::id::PipelineName;
-use crate::presence::{Pace, Process};
-use crate::queue::{Failing, PipelineView, Throttled};
-use crate::redis::{ServerInfo, StreamView};
+use crate::problems::{Facts, Finding, Viewer, find};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -41,72 +34,32 @@ pub(super) struct StatusArgs {
 /// The complete report.
 #[derive(Debug, Serialize)]
 struct Status {
-    redis: RedisStatus,
-    streams: Vec<StreamView>,
-    /// Bus entries that could not be read.
-    invalid: u64,
-    #[serde(skip)]
-    invalid_stream: String,
-    processes: Vec<Process>,
-    pipelines: Vec<PipelineStatus>,
-    problems: Vec<Problem>,
-}
-
-#[derive(Debug, Serialize)]
-struct RedisStatus {
-    target: String,
     #[serde(flatten)]
-    info: ServerInfo,
+    facts: Facts,
+    problems: Vec<Finding>,
 }
 
-/// A pipeline with its name.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct PipelineStatus {
-    pub(super) name: PipelineName,
-    pub(super) state: PipelineState,
-    #[serde(flatten)]
-    pub(super) view: PipelineView,
-    /// Bots whose calls all fail, and the reason.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) failing: Option<Failing>,
-    /// The bots that their rate holds back.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) throttled: Option<Throttled>,
-    /// Workers of all processes.
-    #[serde(flatten)]
-    pub(super) pace: Pace,
-}
-
-/// The state of a pipeline by configuration and operator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum PipelineState {
-    Enabled,
-    /// Paused by an operator.
-    Paused,
-    /// `enabled = false`.
-    Disabled,
-    /// Present in Redis, absent from the configuration.
-    Unconfigured,
-}
-
-impl PipelineState {
-    fn text(self) -> &'static str {
-        match self {
-            Self::Enabled => "enabled",
-            Self::Paused => "paused",
-            Self::Disabled => "disabled",
-            Self::Unconfigured => "unconfigured",
-        }
+impl From<Facts> for Status {
+    fn from(facts: Facts) -> Self {
+        let problems = find(&facts, Viewer::All);
+        Self { facts, problems }
     }
 }
 
-/// Shows the complete status on one screen.
+/// Shows the complete status on one screen. Without Redis, the report says so, and the command
+/// fails.
 pub(super) async fn status(config: Config, args: &StatusArgs) -> Result<(), CliError> {
     let output = Output::new(args.json);
-    Session::with(config, async |session| {
-        let status = read(session).await?;
-        output.show(&status, |status| screen(output, status))
+    let show = |facts: Facts| output.show(&Status::from(facts), |status| screen(output, status));
+    let result = Session::briefly(config, async |session| {
+        let facts = Box::pin(Facts::read(&CliSite(session))).await;
+        let error = facts.redis.error.clone();
+        show(facts)?;
+        error.map_or(Ok(()), |error| Err(CliError::NoAnswer(error)))
     })
-    .await
+    .await;
+    if let Err(CliError::Away(error)) = &result {
+        show(Facts::unavailable(String::new(), error.to_string(), SystemClock.now()))?;
+    }
+    result
 }

@@ -1,49 +1,66 @@
-//! Reads the status from Redis.
+//! Where an operator command reads the facts.
 
-use super::problems::find_problems;
-use super::{PipelineState, PipelineStatus, RedisStatus, Status};
+use std::time::Duration;
+
 use crate::cli::error::CliError;
 use crate::cli::session::Session;
-use crate::clock::{Clock as _, SystemClock, millis};
-use crate::presence::{self, Process};
+use crate::clock::{Clock as _, SystemClock};
+use crate::id::PipelineName;
+use crate::presence::Process;
+use crate::problems::{PipelineFacts, PipelineState, Site, look_at};
+use crate::queue::Queue;
+use crate::redis::{Link, RedisError};
 
-pub(super) async fn read(session: &Session) -> Result<Status, CliError> {
-    let target = session.server.target().to_string();
-    let redis = RedisStatus { target, info: session.server.info().await? };
-    let mut streams = Vec::new();
-    for stream in &session.config.bus.streams {
-        streams.push(session.server.stream(stream).await?);
+/// The connections and the configuration of a command.
+pub(in super::super) struct CliSite<'a>(pub(in super::super) &'a Session);
+
+impl Site for CliSite<'_> {
+    fn link(&self) -> &Link {
+        self.0.link()
     }
-    let processes = session.processes().await?;
-    let pipelines = read_pipelines(session, &processes).await?;
-    let invalid = session.server.invalid_entries().await?;
-    let (problems, invalid_stream) = (Vec::new(), session.config.redis.prefix.invalid_stream());
-    let mut status =
-        Status { redis, streams, invalid, invalid_stream, processes, pipelines, problems };
-    status.problems = find_problems(&status, millis(SystemClock.now()));
-    Ok(status)
+
+    fn prompt(&self) -> &Link {
+        self.0.server.link()
+    }
+
+    fn streams(&self) -> &[String] {
+        &self.0.config.bus.streams
+    }
+
+    async fn pipelines(&self) -> Result<Vec<PipelineName>, RedisError> {
+        self.0.pipelines().await
+    }
+
+    fn configured(&self, name: &PipelineName) -> PipelineState {
+        PipelineState::of(self.0.config.pipelines.get(name).map(|config| config.enabled))
+    }
+
+    fn takes_of_bus(&self, name: &PipelineName) -> bool {
+        !self.0.kind(name).off_bus
+    }
+
+    fn queue(&self, name: &PipelineName) -> Queue {
+        self.0.view(name)
+    }
+
+    fn mongodb(&self) -> Option<bool> {
+        None
+    }
+
+    fn now(&self) -> Duration {
+        SystemClock.now()
+    }
 }
 
 /// Collects the views of all pipelines.
 pub(in super::super) async fn read_pipelines(
     session: &Session,
     processes: &[Process],
-) -> Result<Vec<PipelineStatus>, CliError> {
+) -> Result<Vec<PipelineFacts>, CliError> {
     let names = session.pipelines().await?;
     let mut found = Vec::with_capacity(names.len());
     for name in names {
-        let queue = session.view(&name);
-        let view = queue.view(SystemClock.now()).await?;
-        let failing = if view.depth > 0 { queue.failing().await? } else { None };
-        let throttled = if view.parked > 0 { queue.throttled().await? } else { None };
-        let state = match session.config.pipelines.get(&name) {
-            None => PipelineState::Unconfigured,
-            Some(config) if !config.enabled => PipelineState::Disabled,
-            Some(_) if view.stopped => PipelineState::Paused,
-            Some(_) => PipelineState::Enabled,
-        };
-        let pace = presence::pace(processes, &name);
-        found.push(PipelineStatus { name, state, view, failing, throttled, pace });
+        found.push(look_at(&CliSite(session), name, processes).await?);
     }
     Ok(found)
 }

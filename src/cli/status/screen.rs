@@ -1,19 +1,18 @@
 //! Prints the status.
 
-use super::problems::Problem;
-use super::{PipelineStatus, Status};
+use super::Status;
 use crate::cli::output::{self, Output, Table, Tone, age, bytes, duration, number};
-use crate::clock::{Clock as _, SystemClock, millis};
 use crate::presence::{Pace, Process};
+use crate::problems::{Finding, PipelineFacts, Severity};
 use crate::redis::{StreamKind, StreamView};
 
 /// Pipelines as a table.
-pub(in super::super) fn pipeline_table(pipelines: &[PipelineStatus]) -> Table {
+pub(in super::super) fn pipeline_table(pipelines: &[PipelineFacts]) -> Table {
     let mut table = Table::new(&[
         "PIPELINE", "STATE", ">DEPTH", ">READY", ">LEASED", ">PARKED", ">PAUSED", ">DELAYED",
         ">DEAD", ">OLDEST", ">IN/S", ">OUT/S", ">WORKERS",
     ]);
-    for PipelineStatus { name, state, view, pace, .. } in pipelines {
+    for PipelineFacts { name, state, view, pace, .. } in pipelines {
         table.row(&[
             name.to_string(),
             state.text().to_owned(),
@@ -56,43 +55,54 @@ fn rate(per_second: f64) -> String {
 }
 
 pub(super) fn screen(output: Output, status: &Status) -> String {
-    let info = &status.redis.info;
-    let max = match info.memory_max {
-        0 => "no maxmemory".to_owned(),
-        max => format!("of {}", bytes(max)),
+    let Status { facts, problems } = status;
+    let mut text = if let Some(info) = &facts.redis.info {
+        let max = match info.memory_max {
+            0 => "no maxmemory".to_owned(),
+            max => format!("of {}", bytes(max)),
+        };
+        format!(
+            "{} {} at {}\nup {}, memory {} ({max}, {}), AOF {}\n\n",
+            output.paint(Tone::Strong, "Redis"),
+            info.version,
+            facts.redis.target,
+            duration(info.uptime_seconds * 1_000),
+            bytes(info.memory_used),
+            info.eviction,
+            if info.append_only { "on" } else { "off" },
+        )
+    } else {
+        String::new()
     };
-    let mut text = format!(
-        "{} {} at {}\nup {}, memory {} ({max}, {}), AOF {}\n\n",
-        output.paint(Tone::Strong, "Redis"),
-        info.version,
-        status.redis.target,
-        duration(info.uptime_seconds * 1_000),
-        bytes(info.memory_used),
-        info.eviction,
-        if info.append_only { "on" } else { "off" },
-    );
-    text.push_str(&output.table(&stream_table(&status.streams)));
-    text.push_str("\n\n");
-    if status.processes.is_empty() {
-        text.push_str("no processes");
-    } else {
-        let now_ms = millis(SystemClock.now());
-        text.push_str(&output.table(&process_table(&status.processes, now_ms)));
+    if facts.redis.error.is_none() {
+        text.push_str(&output.table(&stream_table(&facts.streams)));
+        text.push_str("\n\n");
+        if facts.processes.is_empty() {
+            text.push_str("no processes");
+        } else {
+            text.push_str(&output.table(&process_table(&facts.processes, facts.now_ms)));
+        }
+        text.push_str("\n\n");
+        if facts.pipelines.is_empty() {
+            text.push_str("no pipelines");
+        } else {
+            text.push_str(&output.table(&pipeline_table(&facts.pipelines)));
+        }
+        text.push_str("\n\n");
     }
-    text.push_str("\n\n");
-    if status.pipelines.is_empty() {
-        text.push_str("no pipelines");
-    } else {
-        text.push_str(&output.table(&pipeline_table(&status.pipelines)));
-    }
-    text.push_str("\n\n");
-    if status.problems.is_empty() {
+    if problems.is_empty() {
         text.push_str(&output.paint(Tone::Good, "nothing is wrong"));
     }
-    for (at, Problem { problem, remedy }) in status.problems.iter().enumerate() {
+    for (at, Finding { problem, remedy, severity, runbook, .. }) in problems.iter().enumerate() {
         text.push_str(if at > 0 { "\n" } else { "" });
-        text.push_str(&output.paint(Tone::Warning, "!"));
+        let (tone, mark) = match severity {
+            Severity::Critical => (Tone::Bad, "!!"),
+            Severity::Warning => (Tone::Warning, "!"),
+            Severity::Notice => (Tone::Strong, "-"),
+        };
+        text.push_str(&output.paint(tone, mark));
         text.extend([" ", &output::plain(problem), "\n    ", &output::plain(remedy)]);
+        text.extend(["\n    see ", runbook]);
     }
     text
 }

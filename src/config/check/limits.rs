@@ -5,6 +5,9 @@ pub(in super::super) const WORKERS: u64 = 1_024;
 pub(in super::super) const ATTEMPTS: u64 = 1_000_000;
 pub(in super::super) const QUEUE: u64 = 1_000_000_000;
 pub(in super::super) const DEAD: u64 = 100_000_000;
+/// Attempts of a bot that are kept, and their bytes.
+pub(in super::super) const HISTORY: u64 = 1_000;
+pub(in super::super) const HISTORY_BYTES: (u64, u64) = (1 << 20, 1 << 32);
 pub(in super::super) const PER_HOST: u64 = 1_024;
 /// Lower and upper bound.
 pub(in super::super) const CACHED_ADS: (u64, u64) = (1_000, 10_000_000);
@@ -22,4 +25,6 @@ pub(in super::super) const TOTAL_CONCURRENCY: u64 = 100_000;
 pub(in super::super) const CONCURRENCY: u64 = crate::id::LANES as u64;
 /// What a bot may hold.
 pub(in super::super) const HELD: (u64, u64) = (0, 1_000_000_000_000);
+/// Spans that wait for the collector.
+pub(in super::super) const SPANS: (u64, u64) = (16, 1_000_000);
 pub(in super::super) const HOST_RATE: (u64, u64) = (0, 1_000_000);

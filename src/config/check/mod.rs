@@ -10,6 +10,7 @@ mod notifications;
 mod pipelines;
 mod quotas;
 mod stores;
+mod tracing;
 
 use std::time::Duration;
 
@@ -80,6 +81,7 @@ impl Config {
         let read_timeout = self.counters.read_timeout;
         within("counters.read_timeout", read_timeout, 10 * MILLISECOND..=10 * SECOND)?;
         self.check_http()?;
+        self.check_tracing()?;
         self.check_admission()?;
         self.check_quotas()?;
         self.check_limited_bots()?;

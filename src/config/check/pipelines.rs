@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use humantime::format_duration;
 
-use super::bounds::{HOUR, MILLISECOND, SECOND, TEN_YEARS, WEEK, at_least, names, number, within};
+use super::bounds::{
+    HOUR, MILLISECOND, MINUTE, MONTH, SECOND, TEN_YEARS, WEEK, at_least, names, number, within,
+};
 use super::{Fault, limits};
 use crate::config::built_in::{AUTOMATION, AUTOMATIONS, COUNTER, COUNTERS, NOTIFICATIONS, NOTIFY};
 use crate::config::{OnOverflow, OrderBy, PipelineConfig};
@@ -51,6 +53,8 @@ fn check_pipeline(
     number(&key("max_attempts"), p.max_attempts.get().into(), (1, limits::ATTEMPTS))?;
     number(&key("workers.max"), p.workers.max.get() as u64, (1, limits::WORKERS))?;
     number(&key("max_queue"), p.max_queue.map_or(0, u64::from), (0, limits::QUEUE))?;
+    number(&key("history.slices"), p.history.slices.into(), (0, limits::HISTORY))?;
+    number(&key("history.max_bytes"), p.history.max_bytes, limits::HISTORY_BYTES)?;
     number(&key("dead.max"), p.dead.max.get(), (1, limits::DEAD))?;
     if p.workers.min > p.workers.max {
         let (min, max) = (p.workers.min, p.workers.max);
@@ -238,5 +242,6 @@ fn check_times(
     }
     within(&key("linger"), p.linger, Duration::ZERO..=HOUR)?;
     within(&key("max_age"), p.max_age.unwrap_or_default(), Duration::ZERO..=TEN_YEARS)?;
-    within(&key("dead.keep"), p.dead.keep, SECOND..=TEN_YEARS)
+    within(&key("dead.keep"), p.dead.keep, SECOND..=TEN_YEARS)?;
+    within(&key("history.keep"), p.history.keep, MINUTE..=MONTH)
 }

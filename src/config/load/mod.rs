@@ -11,6 +11,7 @@ mod quotas;
 mod reader;
 #[cfg(test)]
 mod tests;
+mod tracing;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -25,6 +26,7 @@ use self::notifications::notifications;
 use self::pipelines::pipeline;
 use self::quotas::quotas;
 use self::reader::Reader;
+use self::tracing::tracing;
 use super::built_in::is_built_in;
 use super::certificates;
 use super::check::between;
@@ -49,7 +51,8 @@ impl Config {
     ///
     /// Variables are named `FAIRLANE__SECTION__KEY` in any case. `FAIRLANE_…` with a single
     /// underscore is not a setting, except `FAIRLANE_MONGOD`: [`MongoConfig::program`]. A pipeline
-    /// whose name contains `-` can only be set in a file.
+    /// whose name contains `-` can only be set in a file. `OTEL_EXPORTER_OTLP_ENDPOINT` is used if
+    /// `tracing.endpoint` is empty.
     ///
     /// # Errors
     /// If a file cannot be read (a missing file only if `explicit` names it), if a key is unknown,
@@ -61,7 +64,7 @@ impl Config {
             let Ok(name) = name.into_string() else { continue };
             match text.into_string() {
                 Ok(text) => variables.push((name, text)),
-                Err(_) if is_setting(&name) || name == MONGOD => {
+                Err(_) if is_setting(&name) || [MONGOD, tracing::ENDPOINT].contains(&&*name) => {
                     let key = "the value".to_owned();
                     let problem = "is not UTF-8; unset or correct it".to_owned();
                     return Err(ConfigError::Invalid {
@@ -93,10 +96,12 @@ impl Config {
                 .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
             layers.add_toml(&text, &path.display().to_string())?;
         }
-        let (mut variables, mut program) = (Vec::new(), None);
+        let (mut variables, mut program, mut collector) = (Vec::new(), None, None);
         for (name, text) in environment {
             if name == MONGOD {
                 program = Some(text).filter(|text| !text.is_empty()).map(PathBuf::from);
+            } else if name == tracing::ENDPOINT {
+                collector = Some(text).filter(|text| !text.is_empty());
             } else if is_setting(&name) {
                 variables.push((name, text));
             }
@@ -109,6 +114,7 @@ impl Config {
         let mut config = build(&layers)?;
         config.file = path.map(Path::to_owned);
         config.mongodb.program = program;
+        tracing::follow(&mut config, collector.as_deref())?;
         Ok(config)
     }
 
@@ -220,6 +226,7 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
         counters: counters(&top)?,
         notifications: notifications(&top)?,
         metrics: MetricsConfig { listen: top.address("metrics.listen")? },
+        tracing: tracing(&top)?,
         auth: AuthConfig { tokens, allow_anonymous: top.flag("auth.allow_anonymous") },
         pipelines,
         products: layers.products.clone(),

@@ -8,6 +8,7 @@ use crate::config::{
     BackoffConfig, ConfigError, DeadConfig, OnOverflow, OrderBy, PipelineConfig, Start,
     WorkersConfig,
 };
+use crate::history::History;
 use crate::outbound::{CheckedUrl, Policy};
 
 pub(super) fn pipeline(read: &Reader<'_>) -> Result<PipelineConfig, ConfigError> {
@@ -50,6 +51,11 @@ pub(super) fn pipeline(read: &Reader<'_>) -> Result<PipelineConfig, ConfigError>
         dead: DeadConfig {
             max: read.positive("dead.max", limits::DEAD)?,
             keep: read.duration("dead.keep")?,
+        },
+        history: History {
+            slices: read.count("history.slices", (0, limits::HISTORY))?,
+            keep: read.duration("history.keep")?,
+            max_bytes: read.number("history.max_bytes", limits::HISTORY_BYTES)?,
         },
     })
 }

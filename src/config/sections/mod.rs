@@ -9,6 +9,7 @@ mod notifications;
 mod pipelines;
 mod quotas;
 mod stores;
+mod tracing;
 
 pub(crate) use self::auth::{ANONYMOUS, WEIGHT_MAX};
 pub use self::auth::{AuthConfig, Scope, TokenConfig};
@@ -20,3 +21,4 @@ pub use self::notifications::{NotificationsConfig, OnThrottle};
 pub use self::pipelines::{BackoffConfig, DeadConfig, PipelineConfig, Start, WorkersConfig};
 pub use self::quotas::{BotQuotaConfig, QuotasConfig};
 pub use self::stores::{BusConfig, BusSource, MongoConfig, RedisConfig};
+pub use self::tracing::TracingConfig;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::clock::millis;
 use crate::config::{OnOverflow, OrderBy, load};
+use crate::history::History;
 use crate::id::ShardCount;
 use crate::outbound::CheckedUrl;
 use crate::queue::FAIR_SLICE_US;
@@ -65,6 +66,9 @@ pub struct PipelineConfig {
     pub max_age: Option<Duration>,
     /// Number of dead letters kept, and for how long.
     pub dead: DeadConfig,
+    /// The attempts that are kept for operators: up to 1,000 of one bot, for 1 min to 30 days, in 1 MiB
+    /// to 4 GiB.
+    pub history: History,
 }
 
 /// Where a new pipeline starts on the bus.

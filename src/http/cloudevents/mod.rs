@@ -12,8 +12,9 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use super::extract::{media_type, percent_decoded, unsupported};
 use super::problem::{Flaw, Kind, Problem};
-use crate::event::{Event, EventError};
+use crate::event::{EXTENSIONS_MAX, Event, EventError};
 use crate::id::BotId;
+use crate::trace::{PARENT, STATE, TraceContext};
 
 /// Maximum number of events per request.
 pub(super) const BATCH_MAX: usize = 1_000;
@@ -48,15 +49,26 @@ pub(super) struct Events<'a> {
     pub(super) kinds: Vec<Box<str>>,
     /// The JSON text of each.
     pub(super) texts: Vec<Cow<'a, [u8]>>,
+    /// The events that get no trace context of the request, each with its own valid one, if any.
+    pub(super) own: Vec<(usize, Option<TraceContext>)>,
 }
 
 impl<'a> Events<'a> {
     fn one(event: &Event, text: Cow<'a, [u8]>) -> Self {
-        Self {
-            bots: vec![event.bot().clone()],
-            kinds: vec![event.kind().into()],
-            texts: vec![text],
+        let mut events = Self::default();
+        events.add(event, text);
+        events
+    }
+
+    fn add(&mut self, event: &Event, text: Cow<'a, [u8]>) {
+        let is_own = [PARENT, STATE].iter().any(|name| event.extension(name).is_some());
+        // An event has only so many attributes.
+        if is_own || event.extensions() + 2 > EXTENSIONS_MAX {
+            self.own.push((self.texts.len(), TraceContext::of_event(event)));
         }
+        self.bots.push(event.bot().clone());
+        self.kinds.push(event.kind().into());
+        self.texts.push(text);
     }
 }
 
@@ -126,9 +138,7 @@ fn batch(body: &[u8]) -> Result<Events<'_>, Problem> {
         }
         let taken = match Event::from_json_prefix(rest) {
             Ok((event, taken)) => {
-                events.bots.push(event.bot().clone());
-                events.kinds.push(event.kind().into());
-                events.texts.push(rest[..taken].trim_ascii().into());
+                events.add(&event, rest[..taken].trim_ascii().into());
                 taken
             }
             Err(error) => {

@@ -20,6 +20,7 @@ use super::either;
 use crate::id::BotId;
 use crate::notifications::record::{Duplicates, NO_KIND, NewNotification, UID_MAX_BYTES, When};
 use crate::outbound::{CheckedUrl, Policy};
+use crate::trace::Entering;
 
 const EVENT_ID: HeaderName = HeaderName::from_static("x-event-id");
 /// The bot of requests that name none.
@@ -125,7 +126,14 @@ pub(super) async fn send_delayed(
     let new = new_notification(parameters, &api.targets)?;
     caller.check_bot(&new.bot)?;
     let _taken = api.gate.charge_named(&new.bot, &parts)?;
-    let accepted = api.notifications()?.accept(&new).await?;
+    let notifications = api.notifications()?;
+    let place = notifications.queue().name().as_str();
+    let mut entering = Entering::by(&api.tracer, &parts.headers, place).about(&new.bot);
+    let new = NewNotification { trace: entering.context.take(), ..new };
+    let accepted = notifications.accept(&new).await.inspect_err(|error| {
+        entering.fail(error.to_string());
+    })?;
+    drop(entering);
     Ok(([(EVENT_ID, accepted.id.to_string())], "ok").into_response())
 }
 
@@ -208,6 +216,7 @@ fn new_notification(mut given: Parameters, targets: &Policy) -> Result<NewNotifi
         recheck,
         headers: given.take("headers_from").unwrap_or_default(),
         key: key.map(|key| (key, duplicates.unwrap_or_default())),
+        trace: None,
     };
     given.done(&KNOWN)?;
     Ok(new)

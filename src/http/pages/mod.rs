@@ -2,20 +2,24 @@
 //! scopes as the other routes. A browser keeps a session in a cookie that no script can read and
 //! that no other site's page can send.
 
+mod attempts;
 mod bot;
 mod counters;
 mod dead;
+mod event;
 mod lines;
 mod live;
 mod login;
 mod notifications;
 mod overview;
 mod pipeline;
+mod problems;
+mod runbook;
 mod streams;
 
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Redirect, Response};
@@ -51,6 +55,8 @@ pub(super) fn routes(
         .route("/pipelines/{pipeline}/dead", routing::get(dead::list))
         .route("/pipelines/{pipeline}/dead/{id}", routing::get(dead::show))
         .route("/counters", routing::get(counters::show))
+        .route("/runbook", routing::get(runbook::show))
+        .route("/events", routing::get(event::show))
         .route("/bots", routing::get(bot::ask))
         .route("/bots/{bot}", routing::get(bot::show))
         .route("/notifications", routing::get(notifications::show));
@@ -126,6 +132,24 @@ impl IntoResponse for Refusal {
     }
 }
 
+/// Answers a browser that asks for an unknown path with a page.
+pub(super) async fn explain_missing(request: Request, next: Next) -> Response {
+    let kinds = request.headers().get(header::ACCEPT).and_then(|kinds| kinds.to_str().ok());
+    let browses = kinds.is_some_and(|kinds| kinds.contains("text/html"));
+    let is_known = request.extensions().get::<MatchedPath>().is_some();
+    let path = request.uri().path().to_owned();
+    let response = next.run(request).await;
+    if is_known || !browses || response.status() != StatusCode::NOT_FOUND {
+        return response;
+    }
+    let body = html! {
+        h1 { "Page not found" }
+        p { "Fairlane serves nothing at " code { (path) } "." }
+        p { a href="/" { "Overview" } " · " a href="/bots" { "Find a bot" } " · " a href="/docs/" { "All paths of the API" } }
+    };
+    (StatusCode::NOT_FOUND, page("Page not found", &body)).into_response()
+}
+
 /// A complete page.
 fn page(title: &str, body: &Markup) -> Response {
     page_with(title, body, false)
@@ -162,10 +186,14 @@ fn page_with(title: &str, body: &Markup, live: bool) -> Response {
                     a.brand href="/" { "Fairlane" }
                     nav aria-label="Pages" {
                         a href="/" { "Overview" }
+                        a href="/events" { "Events" }
                         a href="/bots" { "Bots" }
                         a href="/notifications" { "Notifications" }
                         a href="/counters" { "Counters" }
                         a href="/docs/" { "API" }
+                    }
+                    form.find method="get" action="/events" role="search" {
+                        input name="id" required maxlength="1024" placeholder="Find an event" aria-label="Id of an event";
                     }
                     @if live { p #live role="status" { a href="" { "Refresh" } } }
                 }

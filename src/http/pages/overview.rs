@@ -14,18 +14,22 @@ use super::super::Api;
 use super::super::auth::Caller;
 use super::super::pipelines::{Pipeline, all};
 use super::super::problem::Problem;
+use super::super::problems::findings;
 use super::lines::{Line, rounded, small};
-use super::{Refusal, bot, grouped, headline, pipeline, spoken};
+use super::{Refusal, bot, grouped, headline, pipeline, problems, spoken};
 use crate::clock::millis;
 use crate::config::Scope;
 use crate::id::PipelineName;
 use crate::presence::{self, Process};
+use crate::problems::fullest;
 use crate::queue::{BotOrder, BotView};
-use crate::redis::{RedisError, ServerInfo, StreamView};
+use crate::redis::{ServerInfo, StreamView};
 use crate::trend::{self, Point};
 
 /// Maximum age of the shown data, regardless of the number of viewers.
 const FRESH: Duration = Duration::from_millis(1_500);
+/// Time limit of the tables.
+const WITHIN: Duration = Duration::from_secs(4);
 /// Interval between two searches for the busiest bots.
 const BUSIEST_FRESH: Duration = Duration::from_secs(5);
 /// Number of busiest bots shown.
@@ -114,15 +118,6 @@ impl Api {
     }
 }
 
-/// The state of Redis; in a cluster, of the primary with the highest share of its memory in use.
-async fn fullest(link: &crate::redis::Link) -> Result<ServerInfo, RedisError> {
-    let answers = link.ask_every("INFO", &redis::cmd("INFO")).await?;
-    let infos = answers.into_iter().map(|value| {
-        ServerInfo::parse(&redis::from_redis_value::<String>(value).unwrap_or_default())
-    });
-    Ok(infos.max_by_key(ServerInfo::fullness).unwrap_or_default())
-}
-
 pub(super) async fn show(
     State(api): State<Arc<Api>>,
     caller: Caller,
@@ -131,10 +126,27 @@ pub(super) async fn show(
     let looked_at = (Arc::clone(&api), caller.clone());
     let content = async |seen: Arc<(Arc<Api>, Caller)>| {
         let (api, caller) = &*seen;
-        let overview = api.overview().await?;
-        let busiest = api.busiest(caller, &overview).await?;
+        let facts = api.problems.facts().await;
+        let panel = problems::panel(&findings(&facts, caller), facts.now_ms);
+        if facts.redis.error.is_some() {
+            return Ok(without_redis(caller, &panel));
+        }
+        // The panel is shown even if the tables would take too long.
+        let tables = async {
+            let overview = api.overview().await?;
+            let busiest = api.busiest(caller, &overview).await?;
+            Ok::<_, Problem>((overview, busiest))
+        };
+        let Ok(Ok((overview, busiest))) = tokio::time::timeout(WITHIN, tables).await else {
+            return Ok(without_redis(caller, &panel));
+        };
         let mongodb = api.live.health.mongodb.as_ref().map(|mongodb| mongodb.now());
-        Ok(body(&overview, &busiest, mongodb, caller))
+        let is_unused = caller.covers_all() && problems::is_unused(&facts);
+        let panel = html! {
+            (panel)
+            @if is_unused { (problems::first_event(api, caller)) }
+        };
+        Ok(body((&overview, &busiest), mongodb, caller, &panel))
     };
     api.live.show((&caller, &headers), "Overview", looked_at, content).await
 }
@@ -144,11 +156,26 @@ pub(super) fn may_stop(caller: &Caller) -> bool {
     caller.check_scope(Scope::Operate).is_ok() && caller.check_all_bots().is_ok()
 }
 
-fn body(overview: &Overview, busiest: &Busiest, mongodb: Option<bool>, caller: &Caller) -> Markup {
+/// The page while Redis does not answer.
+fn without_redis(caller: &Caller, panel: &Markup) -> Markup {
+    html! {
+        (headline("Overview", caller.has_token()))
+        @if caller.covers_all() { (panel) }
+        p.bad { "Redis does not answer in time, so the pipelines and bots cannot be shown. Nothing is lost. This page tries again." }
+    }
+}
+
+fn body(
+    (overview, busiest): (&Overview, &Busiest),
+    mongodb: Option<bool>,
+    caller: &Caller,
+    panel: &Markup,
+) -> Markup {
     // The numbers of all bots together, and the machines, are no tenant's business.
     let sees_all = caller.covers_all();
     html! {
         (headline("Overview", caller.has_token()))
+        (panel)
         @if sees_all { (health(overview, mongodb)) }
         section {
             h2 { "Pipelines" }
@@ -401,7 +428,12 @@ mod tests {
         };
         let bots = vec![(PipelineName::parse("shop").unwrap(), look)];
         let left_out = vec![PipelineName::parse("crowd").unwrap()];
-        let page = body(&overview(), &Busiest { bots, left_out }, Some(false), &caller);
+        let page = body(
+            (&overview(), &Busiest { bots, left_out }),
+            Some(false),
+            &caller,
+            &problems::panel(&[], 0),
+        );
         let page = page.into_string();
         for shown in [
             "1,234",
@@ -422,7 +454,7 @@ mod tests {
     fn a_token_of_certain_bots_sees_no_numbers_of_all_bots_and_no_machines() {
         let caller = Caller::new("shop", vec![Scope::Read], &["shop-*".to_owned()]);
         let busiest = Busiest { bots: Vec::new(), left_out: Vec::new() };
-        let page = body(&overview(), &busiest, Some(true), &caller).into_string();
+        let page = body((&overview(), &busiest), Some(true), &caller, &html! {}).into_string();
         assert!(page.contains("/pipelines/shop"), "{page}");
         for hidden in ["1,234", "12.5", "Redis", "Processes", "MongoDB"] {
             assert!(!page.contains(hidden), "{hidden} is in {page}");

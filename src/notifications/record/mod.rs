@@ -16,6 +16,7 @@ pub use self::cap::{Cap, CapError, Caps};
 pub use self::id::{NotificationId, NotificationIdError};
 use crate::id::BotId;
 use crate::outbound::URL_MAX_BYTES;
+use crate::trace::TraceContext;
 
 /// Maximum length of a user's id, in bytes.
 pub const UID_MAX_BYTES: usize = 256;
@@ -119,6 +120,8 @@ pub struct NewNotification {
     pub headers: String,
     /// The caller's key for it, and the behaviour if the key is in use.
     pub key: Option<(String, Duplicates)>,
+    /// The context of its trace; `None`: it belongs to no trace.
+    pub trace: Option<TraceContext>,
 }
 
 /// An invalid setting of a notification.
@@ -305,6 +308,8 @@ pub struct Begun {
     pub counts_late: bool,
     /// Whether the last attempt was postponed.
     pub postponed: bool,
+    /// The context of its trace in one text; empty for none.
+    pub trace: String,
 }
 
 /// The result of a send.

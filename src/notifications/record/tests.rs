@@ -38,6 +38,7 @@ fn a_value_beyond_a_bound_is_refused_by_the_name_callers_know() {
         body: "\n".repeat(BODY_MAX_BYTES),
         recheck: String::new(),
         headers: "h".repeat(KIND_MAX_BYTES),
+        trace: None,
         key: Some(("k".repeat(KEY_MAX_BYTES), Duplicates::Ignore)),
     };
     let now = Duration::from_secs(1_800_000_000);

@@ -17,6 +17,7 @@ use crate::quotas::{Quota, Quotas};
 use crate::redis::keys::ShardKeys;
 use crate::redis::scripts::{Call, QUEUES, scripts};
 use crate::redis::{Reply, ReplyError};
+use crate::trace::TraceContext;
 
 scripts! {
     SCRIPTS:
@@ -100,11 +101,13 @@ impl Call for Schedule<'_> {
         cmd.arg(self.quota.pending).arg(self.quota.pending_bytes);
         cmd.arg(self.quota.key_bytes).arg(self.quota.ended_bytes);
         let key = new.key.as_ref().map_or("", |(key, _)| key);
+        let trace = new.trace.as_ref().map(TraceContext::to_text).unwrap_or_default();
         let more = [
             ("method", &*new.method),
             ("body", &new.body),
             ("recheck", &new.recheck),
             ("headers", &new.headers),
+            ("trace", &trace),
         ];
         cmd.arg("url").arg(&new.url);
         for (name, value) in more.into_iter().chain([("key", key)]) {
@@ -302,6 +305,7 @@ fn sent(reply: &mut Reply) -> Result<Begun, ReplyError> {
         headers: reply.text()?,
         key: reply.text()?,
         postponed: reply.number::<u8>()? == 1,
+        trace: reply.text()?,
     })
 }
 

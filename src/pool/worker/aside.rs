@@ -9,6 +9,7 @@ use tracing::debug;
 use super::super::claim::SLICE_BYTES;
 use super::super::settle::{Fitness, given_up};
 use super::lanes::{Run, run_all};
+use super::traced::{commits, ended};
 use super::{Worker, throttle};
 use crate::handler::Outcomes;
 use crate::id::Lane;
@@ -109,7 +110,10 @@ impl Worker {
         let mode = self.rest_without_tokens(Mode::Release);
         let mut completion = self.lease.completion((n, bytes), mode, cost, exceptions);
         completion.aside = Some(self.change(aside, Some(lane)));
+        let failure = settlement.failure.as_deref();
+        let traced = commits(runs.iter().map(|run| (&run.slice, failure)));
         let committed = self.commit(completion).await;
+        ended(traced, committed);
         if !self.is_committed(committed) {
             return;
         }
@@ -124,9 +128,11 @@ impl Worker {
         }
         for run in &runs {
             self.shared.handler.committed(&run.slice, settled);
+            self.note(&run.slice.events, took, now, &settlement);
         }
         let first = runs.first().and_then(|run| run.slice.events.first());
         let first = first.map(|delivery| delivery.sequence);
-        settlement.note_failure(&self.shared.queue, &self.lease.bot, first, now).await;
+        let noted = (&self.shared.queue, &*self.shared.meter);
+        settlement.note_failure(noted, &self.lease.bot, first, now).await;
     }
 }

@@ -7,12 +7,15 @@ use std::time::Duration;
 use tracing::{debug, warn};
 
 use super::super::commit::Committed;
+use super::super::note::{Of, Tried};
 use super::super::retry::RetryBudget;
 use super::super::settle::{Fitness, Policy, Settlement, given_up, settle};
 use super::super::shelf::WAIT;
 use super::Worker;
+use super::traced::{commits, ended};
 use crate::event::Event;
-use crate::handler::{Failure, Outcomes, Slice};
+use crate::handler::{Delivery, Failure, Outcomes, Slice};
+use crate::history::AttemptResult;
 use crate::ledger::{Leaving, LedgerEntry};
 use crate::redis::scripts::{Completion, Exception, Mode};
 
@@ -87,6 +90,7 @@ impl Worker {
         }
         let cost = self.cost(n, took);
         let mut now = None;
+        let traced = commits(std::iter::once((slice, failure.as_deref())));
         let committed = if self.may_wait(n, mode, &exceptions, took) {
             now = Some(self.shared.now());
             // The next lease need not wait for this completion.
@@ -102,6 +106,7 @@ impl Worker {
             let bytes = self.sizes[..n].iter().sum();
             self.commit(self.lease.completion((n, bytes), mode, cost, exceptions)).await
         };
+        ended(traced, committed);
         match committed {
             Committed::Done | Committed::Full => {
                 self.shared.meter.settled.fetch_add(n as u64, Ordering::Relaxed);
@@ -113,8 +118,10 @@ impl Worker {
                     given_up.warn(self.shared.queue.name(), &self.lease.bot, event);
                 }
                 self.shared.handler.committed(slice, settled);
+                self.note(&slice.events, took, now, &settlement);
                 let first = slice.events.first().map(|delivery| delivery.sequence);
-                settlement.note_failure(&self.shared.queue, &self.lease.bot, first, now).await;
+                let noted = (&self.shared.queue, &*self.shared.meter);
+                settlement.note_failure(noted, &self.lease.bot, first, now).await;
             }
             Committed::Stale => {
                 if !self.ended_outside() {
@@ -231,6 +238,34 @@ impl Worker {
         let weighted = self.shared.weight_of(&self.lease).divide(used);
         let cost = weighted.max(n as u128).min(COST_MAX.as_micros());
         u64::try_from(cost).unwrap_or(u64::MAX)
+    }
+
+    /// Notes an attempt that is committed.
+    pub(super) fn note(
+        &self,
+        events: &[Delivery],
+        took: Duration,
+        now: Duration,
+        settlement: &Settlement,
+    ) {
+        let Some((recorder, tried)) = self.shared.recorder.as_ref().zip(Tried::of(events)) else {
+            return;
+        };
+        self.attempt(took, now).settled(recorder, tried, settlement);
+    }
+
+    /// Notes an attempt without a settlement, if its handler was started.
+    pub(super) fn note_end(&self, events: &[Delivery], took: Duration, result: AttemptResult) {
+        let Some((recorder, tried)) = self.shared.recorder.as_ref().zip(Tried::of(events)) else {
+            return;
+        };
+        if took > Duration::ZERO {
+            self.attempt(took, self.shared.now()).ended(recorder, tried, result);
+        }
+    }
+
+    fn attempt(&self, took: Duration, now: Duration) -> Of<'_> {
+        Of { bot: &self.lease.bot, attempts: self.lease.attempts, took: Some(took), now }
     }
 
     /// Records the duration of the handler.

@@ -18,6 +18,7 @@ use super::super::commit::Committed;
 use super::super::lanes::{List, Situation, choose};
 use super::super::settle::{Fitness, Settlement, Tally, given_up, leave};
 use super::super::{Lanes, Shared};
+use super::traced::{commits, ended};
 use super::{Ended, Worker, throttle, too_long};
 use crate::event::Event;
 use crate::handler::{Answer, Delivery, Failure, Outcomes, Slice};
@@ -41,6 +42,7 @@ impl Run {
         let _busy = shared.busy();
         let started = Instant::now();
         self.slice.deadline = started + shared.settings.slice_time;
+        shared.trace(&mut self.slice);
         let timeout = shared.settings.handler_timeout;
         let handling = shared.handler.handle_boxed(&shared.environment, &self.slice, "");
         let handled = tokio::time::timeout(timeout, handling).await;
@@ -185,6 +187,7 @@ impl Worker {
             attempt: self.lease.attempts.counted() + 1,
             deadline: self.lease.deadline(),
             events,
+            trace: None,
         }
     }
 
@@ -336,7 +339,10 @@ impl Worker {
         if !(aside.is_empty() && self.lease.aside.is_empty()) {
             completion.aside = Some(self.change(aside, None));
         }
+        let ends = runs.iter().zip(&lanes);
+        let traced = commits(ends.map(|(run, end)| (&run.slice, end.failure.as_deref())));
         let committed = self.commit(completion).await;
+        ended(traced, committed);
         if !self.is_committed(committed) {
             return;
         }
@@ -352,8 +358,10 @@ impl Worker {
         }
         for (run, settlement) in runs.iter().zip(&lanes) {
             self.shared.handler.committed(&run.slice, settlement.settled);
+            self.note(&run.slice.events, run.took, now, settlement);
             let first = run.slice.events.first().map(|delivery| delivery.sequence);
-            settlement.note_failure(&self.shared.queue, &self.lease.bot, first, now).await;
+            let noted = (&self.shared.queue, &*self.shared.meter);
+            settlement.note_failure(noted, &self.lease.bot, first, now).await;
         }
     }
 
@@ -383,11 +391,18 @@ impl Worker {
             let aside = self.lease.aside.trying(None);
             completion.aside = Some(self.change(aside, None));
         }
+        let failure = settlement.failure.as_deref();
+        let traced = commits(runs.iter().map(|run| (&run.slice, failure)));
         let committed = self.commit(completion).await;
+        ended(traced, committed);
         if self.is_committed(committed) {
             let now = self.shared.now();
             tally.record(&self.shared.metrics, std::iter::empty(), now);
-            settlement.note_failure(&self.shared.queue, &self.lease.bot, None, now).await;
+            if let Some(run) = runs.first() {
+                self.note(&run.slice.events, run.took, now, &settlement);
+            }
+            let noted = (&self.shared.queue, &*self.shared.meter);
+            settlement.note_failure(noted, &self.lease.bot, None, now).await;
         }
     }
 

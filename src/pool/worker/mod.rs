@@ -12,6 +12,7 @@ mod aside;
 mod finish;
 mod lanes;
 mod throttle;
+mod traced;
 
 use std::ops::ControlFlow;
 use std::pin::pin;
@@ -29,6 +30,7 @@ use super::settle::Fitness;
 use super::shelf::Watch;
 use crate::event::Event;
 use crate::handler::{Answer, Delivery, Failure, Outcomes, Slice};
+use crate::history::AttemptResult;
 use crate::queue::capability::Capability;
 use crate::queue::{self, Lease};
 use crate::redis::scripts::{AsideChange, Mode};
@@ -131,6 +133,7 @@ impl Worker {
             attempt: self.lease.attempts.counted() + 1,
             deadline: self.lease.deadline(),
             events,
+            trace: None,
         };
         let mut took = Duration::ZERO;
         let answer = if slice_events.events.is_empty() {
@@ -138,7 +141,16 @@ impl Worker {
         } else {
             match self.handle(&mut slice_events, &mut took).await {
                 Ended::Answered(answer) => answer,
-                Ended::LeaseLost => return self.lost(),
+                Ended::LeaseLost => {
+                    if !self.ended_outside() {
+                        slice_events
+                            .trace
+                            .iter()
+                            .for_each(|trace| trace.fail("the lease was lost"));
+                        self.note_end(&slice_events.events, took, AttemptResult::LeaseLost);
+                    }
+                    return self.lost();
+                }
                 Ended::HandedOver => return,
                 Ended::NotHandled => return self.give_back().await,
                 Ended::Throttled(wait) => {
@@ -242,6 +254,7 @@ impl Worker {
         let _busy = shared.busy();
         let started = Instant::now();
         slice.deadline = started + shared.settings.slice_time;
+        shared.trace(slice);
         let timeout = shared.settings.handler_timeout;
         let capability = self.capability(slice.events.len());
         let handling = shared.handler.handle_boxed(&shared.environment, slice, &capability);
@@ -251,6 +264,7 @@ impl Worker {
             Ok(Ok(Ok(Answer::Settled(outcomes)))) => Ended::Answered(Ok(outcomes)),
             Ok(Ok(Ok(Answer::Accepted))) => {
                 self.observe(slice, *took);
+                self.note_end(&slice.events, *took, AttemptResult::Accepted);
                 self.hand_over(*took).await;
                 Ended::HandedOver
             }
@@ -415,7 +429,7 @@ impl Worker {
 
 fn too_long(timeout: Duration) -> Failure {
     let limit = humantime::format_duration(timeout);
-    Failure::unknown(format!("the handler took longer than {limit} (handler_timeout)"))
+    Failure::timed_out(format!("the handler took longer than {limit} (handler_timeout)"))
 }
 
 /// Cuts a slice so that the events to handle are consecutive: either the unfit events at its head,

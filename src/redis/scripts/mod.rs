@@ -5,12 +5,14 @@
 
 mod assemble;
 mod copy;
+mod history;
 mod holdings;
 mod lease;
 mod ledger;
 mod limits;
 mod operate;
 mod read;
+mod replay;
 
 use std::sync::{LazyLock, Once, PoisonError, RwLock};
 
@@ -21,6 +23,7 @@ pub use self::copy::{
     Advance, Advanced, Emit, Enqueue, Enqueued, Promote, Promoted, Push, Pushed, Take, Taken,
     TakenLease,
 };
+pub use self::history::{Kept, Record};
 pub use self::holdings::{Audit, Audited, DropLetters, Dropping};
 pub use self::lease::{
     AsideChange, Attempts, Claim, Claimed, Complete, Completed, Completion, Exception, Fate, Grant,
@@ -33,6 +36,7 @@ pub use self::operate::{
     Revoke, Trim,
 };
 pub use self::read::{LetterPortion, Letters, Part, Peek, Peeked, RawLetter, ReadLane, ReadSlice};
+pub use self::replay::{Refused, Replay, Replayed};
 use super::reply::{Reply, ReplyError};
 use crate::quotas::{NAMES, Quota, QuotaExceeded};
 
@@ -121,12 +125,14 @@ scripts! {
     advance "advance" OFFSETS, trim "trim" OFFSETS, note "note" ALONE,
     emit "emit" ALONE, hold "hold" ALONE, heads "heads" ALONE, slice "slice" ALONE, beat "beat" ALONE,
     peek "peek" ALONE, letters "letters" ALONE,
+    record "record" ALONE, replay "replay" REPLAYS,
     permit "permit" QUEUES, set "set" QUEUES, budget "budget" QUEUES,
 }
 
 /// The shared code before the body of a script.
 const ALONE: &[&str] = &[];
 const OFFSETS: &[&str] = &[include_str!("../../../lua/offsets.lua")];
+const REPLAYS: &[&str] = &[QUEUES[0], OFFSETS[0]];
 const COPIES: &[&str] = &[LEDGERS[0], LEDGERS[1], OFFSETS[0]];
 /// The shared code of scripts that work on queues.
 pub(crate) const QUEUES: &[&str] = &[include_str!("../../../lua/shared.lua")];

@@ -165,7 +165,7 @@ async fn the_page_of_a_bot_is_found_whatever_it_is_called() {
     assert_eq!(page.follow(button("Show")).await, 200);
     assert_eq!(page.text(css("h1")).await, format!("Bot {bot}"));
     assert_eq!(client.post("/v1/pipelines/test/resume").await.code, 204);
-    page.sees("Nothing waits.").await;
+    page.sees("Last attempts").await;
     assert_eq!(page.problems(), NONE);
     instance.stop().await;
 }

@@ -7,6 +7,7 @@ mod browser;
 mod contract;
 mod cors;
 mod events;
+mod find;
 mod hostile;
 mod operators;
 mod overload;

@@ -82,7 +82,7 @@ async fn the_overview_shows_by_itself_how_the_depth_rises_and_falls() {
     assert_eq!(page.path().await, "/bots/shop");
     page.sees("waits for a worker").await;
     assert_eq!(client.post("/v1/pipelines/test/resume").await.code, 204);
-    page.sees("Nothing waits.").await;
+    page.sees("Last attempts").await;
     assert_eq!(log.len(), 30);
     page.follow(link("Overview")).await;
     assert_eq!(page.text(css(depth)).await, "0");
@@ -117,7 +117,7 @@ async fn a_bot_is_paused_looked_into_purged_and_resumed_with_the_mouse() {
     .await;
     publish(&client, "shop", "a", 8..9).await;
     page.follow(button("Resume in test")).await;
-    page.sees("Nothing waits.").await;
+    page.sees("Last attempts").await;
     assert_eq!(log.ids("test"), ["8"]);
     assert_eq!(page.problems(), NONE);
     instance.stop().await;

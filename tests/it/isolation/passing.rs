@@ -63,6 +63,7 @@ fn new(of: &str, key: Option<String>) -> NewNotification {
         body: String::new(),
         recheck: String::new(),
         headers: String::new(),
+        trace: None,
         key: key.map(|key| (key, Duplicates::Ignore)),
     }
 }

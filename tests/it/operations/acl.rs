@@ -162,6 +162,7 @@ async fn notify(instance: &Instance) {
         body: String::new(),
         recheck: String::new(),
         headers: String::new(),
+        trace: None,
         key: None,
     };
     let id = notifications.accept(&new).await.unwrap().id;

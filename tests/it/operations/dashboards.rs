@@ -1,5 +1,4 @@
-//! Dashboards and alerts: every panel and every alert queries series that exist, and the runbook
-//! has an answer to each alert.
+//! Dashboards and alerts: each of them queries series that exist, and the runbook has answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::support::automation_rig::{RULES, put, tag};
 use crate::support::bus::add;
+use crate::support::collector::Collector;
 use crate::support::config::STREAM;
 use crate::support::counter_fleet::Stores;
 use crate::support::http::{Client, get};
@@ -433,6 +433,8 @@ async fn every_panel_shows_something_of_a_process_at_work() {
     let bound = ["SET", "maxmemory", "1gb"];
     let () = redis::cmd("CONFIG").arg(&bound).query_async(&mut connection).await.unwrap();
     let receiver = Receiver::start(async |_| Reply::new(200, "ok")).await;
+    let collector = Collector::start().await;
+    let endpoint = collector.endpoint();
     let settings = [
         ("pipelines.tags.handler", "\"log\""),
         ("pipelines.tags.events", "[\"tag.*\"]"),
@@ -440,6 +442,8 @@ async fn every_panel_shows_something_of_a_process_at_work() {
         ("pipelines.tags.handler_timeout", "\"5s\""),
         // This setting makes refusals for the dashboards.
         ("admission.p3", "\"refuse\""),
+        ("tracing.endpoint", &*endpoint),
+        ("tracing.root_ratio", "1.0"),
     ];
     let served = Served::start(&stores.direct(&[RULES, &settings].concat())).await;
     let client = Client::new(&served.http());

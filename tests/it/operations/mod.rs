@@ -22,3 +22,4 @@ mod running;
 mod status;
 mod structure;
 mod tls;
+mod traces;

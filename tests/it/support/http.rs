@@ -240,6 +240,7 @@ impl Operation {
             ("pipeline", "test"),
             ("bot", "bot-1"),
             ("id", "0.1700000000000-0"),
+            ("event", "event-1"),
             ("lease", "nobody-has-this"),
             ("ad", "ad-1"),
             ("ids", "ad-1,ad-2"),

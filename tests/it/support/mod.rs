@@ -6,6 +6,7 @@ pub(crate) mod browser;
 pub(crate) mod bus;
 pub(crate) mod cli;
 pub(crate) mod cluster;
+pub(crate) mod collector;
 pub(crate) mod config;
 pub(crate) mod counter_fleet;
 pub(crate) mod fleet;

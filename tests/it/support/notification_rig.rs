@@ -80,6 +80,7 @@ pub(crate) fn to(url: impl Into<String>) -> NewNotification {
         body: String::new(),
         recheck: String::new(),
         headers: String::new(),
+        trace: None,
         key: None,
     }
 }

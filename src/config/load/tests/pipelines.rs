@@ -59,7 +59,7 @@ fn a_bad_setting_of_a_pipeline_is_refused_with_its_line_and_a_remedy() {
         ),
         (
             "keep = \"1d\"",
-            r#"f.toml:4: unknown key "pipelines.p.keep"; did you mean "pipelines.p.dead.keep"?"#,
+            r#"f.toml:4: unknown key "pipelines.p.keep"; did you mean "pipelines.p.dead.keep" or "pipelines.p.history.keep"?"#,
         ),
         (
             "weight = 3",

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::super::super::automations::Shown;
 use super::super::overview::bytes as sized;
-use super::super::{grouped, headline, pipeline, spoken};
+use super::super::{attempts, grouped, headline, pipeline, spoken};
 use super::{OfBot, View, path};
 use crate::automations::profile::Profile;
 use crate::automations::subscribers::Kept;
@@ -30,7 +30,7 @@ pub(super) fn body(view: &View, has_token: bool) -> Markup {
         section {
             h2 { "Queues" }
             @if view.queues.is_empty() {
-                p.none { "Nothing waits. A bot that was never heard of looks the same." }
+                p.none { "No queued events, no attempts and no dead letters: this bot was never seen, or not lately." }
             }
             @for of in &view.queues { (queue(view, of)) }
         }
@@ -117,6 +117,10 @@ fn queue(view: &View, of: &OfBot) -> Markup {
                         }
                     }
                 }
+            }
+            @if !of.attempts.is_empty() {
+                h4 { "Last attempts" }
+                (attempts::table(&of.attempts, view.now_ms, &format!("Last attempts in {pipeline}")))
             }
             @if view.may_operate { (actions(view, of)) }
             @if view.may_set { (settings(view, of)) }

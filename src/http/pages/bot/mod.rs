@@ -26,6 +26,7 @@ use crate::automations::subscribers::Kept;
 use crate::clock::millis;
 use crate::config::Scope;
 use crate::event::Glimpse;
+use crate::history::Attempt;
 use crate::id::{BotId, PipelineName};
 use crate::pipeline::Protected;
 use crate::queue::{
@@ -35,6 +36,8 @@ use crate::rate::{BURST_MAX, BotRate, LimitError, Weight};
 
 /// Number of next events shown per queue.
 const NEXT: usize = 5;
+/// Number of attempts shown per queue.
+const ATTEMPTS: usize = 10;
 /// Maximum number and bytes of events shown of the lanes that are set aside.
 const ASIDE: usize = 64;
 const ASIDE_BYTES: usize = 64 << 10;
@@ -64,7 +67,8 @@ struct View {
     bot: BotId,
     /// The rules, or the reason why they cannot be shown.
     rules: Result<Vec<Shown>, String>,
-    /// The queues with events, a state other than idle, dead letters, or settings for the bot.
+    /// The queues with events, attempts, a state other than idle, dead letters, or settings for the
+    /// bot.
     queues: Vec<OfBot>,
     now_ms: u64,
     may_operate: bool,
@@ -82,6 +86,8 @@ struct OfBot {
     dead: DeadOfBot,
     holds: Holdings,
     quotas: Holdings,
+    /// Its last attempts, the newest first.
+    attempts: Vec<Attempt>,
     /// The sequences of its next events, and the starts of these.
     next: Vec<(u64, Option<Glimpse>)>,
     /// Its lanes that are set aside.
@@ -172,7 +178,13 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
         let look = queue.view_bot(bot, now).await?;
         let dead = queue.dead_of(bot).await?;
         let is_set = look.weight != Weight::ONE || look.rate.is_some() || look.burst.is_some();
-        if look.depth > 0 || look.state != BotState::Idle || dead.count > 0 || is_set {
+        let attempts = queue.attempts(bot, ATTEMPTS).await?;
+        if !attempts.is_empty()
+            || look.depth > 0
+            || look.state != BotState::Idle
+            || dead.count > 0
+            || is_set
+        {
             let next = queue.glimpse_events(bot, NEXT).await?;
             let lanes = match look.set_aside {
                 0 => Vec::new(),
@@ -182,7 +194,18 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
             let kept = queue.protected();
             let holds = queue.holdings(bot).await?;
             let quotas = queue.quotas().of(bot).into();
-            queues.push(OfBot { pipeline, look, failure, dead, holds, quotas, next, lanes, kept });
+            queues.push(OfBot {
+                pipeline,
+                look,
+                failure,
+                dead,
+                holds,
+                quotas,
+                attempts,
+                next,
+                lanes,
+                kept,
+            });
         }
     }
     Ok(View {

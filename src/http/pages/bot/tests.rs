@@ -48,6 +48,7 @@ fn view(rules: Result<Vec<Shown>, String>) -> View {
             },
             holds: Holdings { queued_bytes: 3 << 20, ..Holdings::default() },
             quotas: Holdings { queued_bytes: 64 << 20, ..Holdings::default() },
+            attempts: Vec::new(),
             next: Vec::new(),
             lanes: Vec::new(),
             kept: None,

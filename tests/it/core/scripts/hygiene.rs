@@ -15,9 +15,9 @@ use fairlane::rate;
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{
     Advance, Audit, Beat, Budget, Call, Claim, Complete, Completion, DropLetters, Dropping, Emit,
-    Enqueue, Enqueued, Exception, Fate, Heads, Hold, Letters, Mode, Note, Part, Pause, Peek,
-    Permit, Promote, Purge, Push, ReadSlice, Reconcile, Recount, Recover, Redrive, Resume, Revoke,
-    Set, Take, Trim, Verdict,
+    Enqueue, Enqueued, Exception, Fate, Heads, Hold, Kept, Letters, Mode, Note, Part, Pause, Peek,
+    Permit, Promote, Purge, Push, ReadSlice, Reconcile, Record, Recount, Recover, Redrive, Resume,
+    Revoke, Set, Take, Trim, Verdict,
 };
 use fairlane::redis::{Link, Target};
 use redis::{Arg, Cmd, Commands, Value};
@@ -302,6 +302,9 @@ fn calls() -> Vec<(&'static str, Cmd)> {
             event: b"1",
         }),
     ];
+    let kept = Kept { keep_ms: 1, done_bytes: 1, failed_bytes: 1, bot_bytes: 1 };
+    let failed = &[(a.clone(), b"\0\x011".to_vec())];
+    calls.push(named(&Record { keys, now_ms: 1, kept, done: &[], failed }));
     calls.extend(limit_calls(keys, a));
     calls.extend(notification_calls(keys, a));
     calls
@@ -397,7 +400,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     let target = Target::new(&server.url()).unwrap();
     let link = Link::new(target, Vec::new(), SLICE_US, Duration::from_secs(10));
     let calls = calls();
-    assert_eq!(calls.len(), 39);
+    assert_eq!(calls.len(), 40);
     for (name, command) in &calls {
         for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
             let mut pipe = redis::pipe();

@@ -3,6 +3,7 @@
 mod bounds;
 mod costs;
 mod delays;
+mod history;
 mod hygiene;
 mod lanes;
 mod limits;

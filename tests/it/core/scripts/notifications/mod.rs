@@ -48,6 +48,7 @@ pub(super) fn new(of: &str, uid: &str, delay_ms: u64) -> NewNotification {
         body: "{}".to_owned(),
         recheck: String::new(),
         headers: String::new(),
+        trace: None,
         key: None,
     }
 }
@@ -71,6 +72,7 @@ pub(super) fn begun(id: NotificationId) -> Begun {
         attempts: 1,
         ready_ms: 0,
         counts_late: true,
+        trace: String::new(),
         postponed: false,
     }
 }

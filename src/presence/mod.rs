@@ -2,6 +2,8 @@
 //! rates of its pipelines to Redis. Operators see the sums over all processes. While a process is
 //! registered, the bus keeps the entries that its pipelines still need.
 
+mod calls;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -13,9 +15,11 @@ use tokio::time::Instant;
 use tracing::debug;
 use utoipa::ToSchema;
 
+pub use self::calls::{Calls, Failures};
 use crate::clock::millis;
 use crate::id::PipelineName;
 use crate::lifecycle::Shutdown;
+use crate::mongo::watch::Reachable;
 use crate::outbound::breakers::{Breaker, Breakers};
 use crate::redis::scripts::Beat;
 use crate::redis::{Link, RedisError, keys};
@@ -24,6 +28,8 @@ use crate::redis::{Link, RedisError, keys};
 const BEAT: Duration = Duration::from_secs(5);
 /// Pause between two attempts at the first update.
 const FIRST: Duration = Duration::from_millis(250);
+/// Interval of looking for news that do not wait for the next update.
+const NEWS: Duration = Duration::from_millis(500);
 /// A process without an update for this long counts as gone.
 const SILENT: Duration = Duration::from_secs(16);
 /// Timeout of the deregistration at the end.
@@ -35,6 +41,8 @@ const BREAKERS_MAX: usize = 20;
 /// Counters of one process for one pipeline.
 #[derive(Debug, Default)]
 pub struct Meter {
+    /// Whether its calls fail.
+    pub calls: Calls,
     /// Number of events copied into queues.
     pub queued: AtomicU64,
     /// Number of events removed from queues.
@@ -82,6 +90,15 @@ pub struct Process {
     /// Hosts with an open circuit breaker, at most 20. Those with the most failures come first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub breakers: Vec<Breaker>,
+    /// The bus streams of its configuration.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub streams: Vec<String>,
+    /// Whether MongoDB answers it; `None`: it uses none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mongodb: Option<bool>,
+    /// Its pipelines whose calls have failed since the last success.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub failing: BTreeMap<PipelineName, Failures>,
 }
 
 /// The processes with an update in the last 16 s, sorted by host and start.
@@ -133,14 +150,43 @@ impl Meter {
     }
 }
 
-/// Updates the registry until the soft stop, and then deregisters. `started` is the time since
-/// 1970. The returned value becomes true after the first update.
+/// What a process reports about itself.
+pub(crate) struct Reported {
+    pub(crate) meters: BTreeMap<PipelineName, Arc<Meter>>,
+    pub(crate) gates: Option<Arc<Breakers>>,
+    pub(crate) mongodb: Option<Arc<Reachable>>,
+    pub(crate) streams: Vec<String>,
+    pub(crate) roles: Vec<&'static str>,
+    /// The time since 1970.
+    pub(crate) started: Duration,
+}
+
+impl Reported {
+    /// Updates the news of a process: what operators must hear without delay. Returns whether it
+    /// changed. A further failure of a pipeline that fails already is no news.
+    fn renew(&self, process: &mut Process) -> bool {
+        let calls = self.meters.iter();
+        let failing: BTreeMap<_, _> = calls
+            .filter_map(|(name, meter)| Some((name.clone(), meter.calls.failing()?)))
+            .collect();
+        let gates = self.gates.as_ref();
+        let mut breakers = gates.map(|gates| gates.open(Instant::now())).unwrap_or_default();
+        breakers.truncate(BREAKERS_MAX);
+        let mongodb = self.mongodb.as_ref().and_then(|mongodb| mongodb.known());
+        let hosts = |all: &[Breaker]| all.iter().map(|open| open.host.clone()).collect::<Vec<_>>();
+        let changed = mongodb != process.mongodb
+            || !failing.keys().eq(process.failing.keys())
+            || hosts(&breakers) != hosts(&process.breakers);
+        (process.failing, process.breakers, process.mongodb) = (failing, breakers, mongodb);
+        changed
+    }
+}
+
+/// Updates the registry until the soft stop, and then deregisters. The returned value becomes true
+/// after the first update.
 pub(crate) fn begin(
-    meters: BTreeMap<PipelineName, Arc<Meter>>,
-    gates: Option<Arc<Breakers>>,
-    roles: &[&str],
+    reported: Reported,
     link: Arc<Link>,
-    started: Duration,
     shutdown: &Shutdown,
 ) -> watch::Receiver<bool> {
     let process = Process {
@@ -148,50 +194,63 @@ pub(crate) fn begin(
         host: gethostname::gethostname().to_string_lossy().into_owned(),
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        roles: roles.iter().map(|&role| role.to_owned()).collect(),
-        started_ms: millis(started),
+        roles: reported.roles.iter().map(|&role| role.to_owned()).collect(),
+        started_ms: millis(reported.started),
         pipelines: BTreeMap::new(),
         breakers: Vec::new(),
+        streams: reported.streams.clone(),
+        mongodb: None,
+        failing: BTreeMap::new(),
     };
     let (heard, known) = watch::channel(false);
-    shutdown.spawn(beat(process, (meters, gates), link, heard, shutdown.clone()));
+    shutdown.spawn(beat(process, reported, link, heard, shutdown.clone()));
     known
 }
 
 async fn beat(
     mut process: Process,
-    (meters, gates): (BTreeMap<PipelineName, Arc<Meter>>, Option<Arc<Breakers>>),
+    reported: Reported,
     link: Arc<Link>,
     heard: watch::Sender<bool>,
     shutdown: Shutdown,
 ) {
     let mut last: BTreeMap<PipelineName, (u64, u64)> = BTreeMap::new();
     let key = keys::processes(link.prefix());
-    let mut noted = Instant::now();
+    let (mut noted, mut due) = (Instant::now(), Instant::now());
     loop {
-        let seconds = noted.elapsed().as_secs_f64().max(0.001);
-        noted = Instant::now();
-        for (name, meter) in &meters {
-            let before = last.get(name).copied().unwrap_or_default();
-            let (pace, counted) = meter.pace(before, seconds);
-            last.insert(name.clone(), counted);
-            process.pipelines.insert(name.clone(), pace);
+        // Rates of a moment would be noise, so news in between repeat the last ones.
+        if Instant::now() >= due {
+            let seconds = noted.elapsed().as_secs_f64().max(0.001);
+            noted = Instant::now();
+            for (name, meter) in &reported.meters {
+                let before = last.get(name).copied().unwrap_or_default();
+                let (pace, counted) = meter.pace(before, seconds);
+                last.insert(name.clone(), counted);
+                process.pipelines.insert(name.clone(), pace);
+            }
         }
-        if let Some(gates) = &gates {
-            process.breakers = gates.open(noted);
-            process.breakers.truncate(BREAKERS_MAX);
-        }
+        reported.renew(&mut process);
         let says = serde_json::to_string(&process).unwrap_or_default();
         let beat = Beat { key: &key, id: &process.id, says: &says, ttl_ms: millis(SILENT) };
         match link.call(&beat).await {
             Ok(_) => drop(heard.send_replace(true)),
             Err(error) => debug!(%error, "cannot register this process"),
         }
-        let pause = if *heard.borrow() { BEAT } else { FIRST };
-        tokio::select! {
-            biased;
-            () = shutdown.soft.cancelled() => break,
-            () = tokio::time::sleep(pause) => {}
+        let known = *heard.borrow();
+        due = noted + if known { BEAT } else { FIRST };
+        loop {
+            let wake = if known { due.min(Instant::now() + NEWS) } else { due };
+            tokio::select! {
+                biased;
+                () = shutdown.soft.cancelled() => break,
+                () = tokio::time::sleep_until(wake) => {}
+            }
+            if Instant::now() >= due || reported.renew(&mut process) {
+                break;
+            }
+        }
+        if shutdown.soft.is_cancelled() {
+            break;
         }
     }
     let goodbye = Beat { key: &key, id: &process.id, says: "", ttl_ms: millis(SILENT) };
@@ -228,6 +287,9 @@ mod tests {
             started_ms: 0,
             pipelines,
             breakers: Vec::new(),
+            streams: Vec::new(),
+            mongodb: None,
+            failing: BTreeMap::new(),
         };
         let all = [
             process([(name.clone(), pace_of(1.5))].into()),

@@ -1,0 +1,110 @@
+//! How attempts are stored: as MessagePack. Failures of a bot follow each other, each after its length
+//! in two bytes, so that a script can remove the first ones.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Attempt, Ids};
+use crate::id::BotId;
+
+/// Maximum length of a failure.
+const FAILURE_MAX: usize = u16::MAX as usize;
+
+/// An attempt with its events.
+type Whole = (Attempt, Ids);
+
+/// An attempt of a bot, in a portion of completed slices.
+#[derive(Serialize, Deserialize)]
+struct OfBot {
+    bot: String,
+    attempt: Whole,
+}
+
+fn whole(attempt: &Attempt) -> Whole {
+    (attempt.clone(), attempt.ids.clone())
+}
+
+fn attempt((attempt, ids): Whole) -> Attempt {
+    Attempt { ids, ..attempt }
+}
+
+/// A portion of completed slices.
+pub(super) fn portion(done: &[(BotId, Attempt)]) -> Vec<u8> {
+    let all: Vec<OfBot> = done
+        .iter()
+        .map(|(bot, attempt)| OfBot { bot: bot.as_str().to_owned(), attempt: whole(attempt) })
+        .collect();
+    rmp_serde::to_vec(&all).expect("texts and numbers are serialisable")
+}
+
+/// A failure after its length.
+pub(super) fn failure(attempt: &Attempt) -> Vec<u8> {
+    let packed = rmp_serde::to_vec(&whole(attempt)).expect("texts and numbers are serialisable");
+    let length = u16::try_from(packed.len().min(FAILURE_MAX)).unwrap_or(u16::MAX);
+    let mut all = length.to_be_bytes().to_vec();
+    all.extend_from_slice(&packed[..usize::from(length)]);
+    all
+}
+
+/// The attempts of one bot in a portion. What cannot be read is left out: another version may have
+/// written it.
+pub(crate) fn read_portion(portion: &[u8], bot: &BotId) -> Vec<Attempt> {
+    let all: Vec<OfBot> = rmp_serde::from_slice(portion).unwrap_or_default();
+    let of_bot = all.into_iter().filter(|one| one.bot == bot.as_str());
+    of_bot.map(|one| attempt(one.attempt)).collect()
+}
+
+/// The bot of an attempt at the event with this id in a portion.
+pub(crate) fn bot_of(portion: &[u8], id: &str) -> Option<String> {
+    let all: Vec<OfBot> = rmp_serde::from_slice(portion).unwrap_or_default();
+    all.into_iter().find(|one| one.attempt.1.contain(id)).map(|one| one.bot)
+}
+
+/// The failures of one bot, the oldest first. What cannot be read is left out.
+pub(crate) fn read_failures(mut packed: &[u8]) -> Vec<Attempt> {
+    let mut found = Vec::new();
+    while let Some((length, rest)) = packed.split_first_chunk::<2>() {
+        let length = usize::from(u16::from_be_bytes(*length)).min(rest.len());
+        let (one, rest) = rest.split_at(length);
+        found.extend(rmp_serde::from_slice::<Whole>(one).map(attempt));
+        packed = rest;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::AttemptResult;
+    use super::super::attempt::tests::done;
+    use super::*;
+
+    fn bot(id: &str) -> BotId {
+        BotId::parse(id).unwrap()
+    }
+
+    #[test]
+    fn a_portion_is_read_back_for_each_bot() {
+        let all = [(bot("a"), done(1)), (bot("b"), done(2)), (bot("a"), done(3))];
+        let packed = portion(&all);
+        assert_eq!(read_portion(&packed, &bot("a")), [done(1), done(3)]);
+        assert_eq!(read_portion(&packed, &bot("c")), []);
+        assert_eq!(read_portion(b"\xc1 damaged", &bot("a")), []);
+    }
+
+    #[test]
+    fn failures_are_read_back_and_a_damaged_one_hides_no_other() {
+        let failed = |sequence| Attempt {
+            result: AttemptResult::Failed,
+            status: Some(500),
+            reason: Some("no".to_owned()),
+            answer: Some("oops".to_owned()),
+            retry_ms: Some(7),
+            ..done(sequence)
+        };
+        let mut packed = failure(&failed(1));
+        packed.extend([0, 1, 0xc1]);
+        packed.extend(failure(&failed(2)));
+        assert_eq!(read_failures(&packed), [failed(1), failed(2)]);
+        packed.extend([9, 9, 9]);
+        assert_eq!(read_failures(&packed).len(), 2);
+    }
+}

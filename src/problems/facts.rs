@@ -1,0 +1,291 @@
+//! Reads what the findings are made of. Each part has its own time limit: a store that is slow or
+//! gone takes that time once, and the facts say which parts could not be looked at.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde::Serialize;
+use tokio::time::{Instant, timeout};
+
+use crate::clock::millis;
+use crate::id::{BotId, PipelineName};
+use crate::presence::{self, Pace, Process};
+use crate::queue::{Failing, LetterOfBot, PipelineView, Queue, Throttled};
+use crate::redis::{Link, RedisError, ServerInfo, StreamView};
+
+/// Time limit of one part.
+const LIMIT: Duration = Duration::from_secs(3);
+/// Pings that measure the latency: the best one counts. The first may include the connection.
+const PINGS: usize = 3;
+/// After this time no further ping is sent, but the second one is.
+const PINGING: Duration = Duration::from_millis(500);
+/// Number of pipelines that are looked at concurrently.
+const CONCURRENT: usize = 4;
+/// Number of the newest dead letters that are looked at, of each pipeline.
+const LETTERS: usize = 20;
+
+/// Where the facts are read: the connections and the configuration of a process or a command.
+pub(crate) trait Site: Sync {
+    /// The link for inspection.
+    fn link(&self) -> &Link;
+    /// The link that measures the latency. Large answers do not delay it.
+    fn prompt(&self) -> &Link;
+    /// The bus streams of the configuration.
+    fn streams(&self) -> &[String];
+    /// The known pipelines.
+    fn pipelines(&self) -> impl Future<Output = Result<Vec<PipelineName>, RedisError>> + Send;
+    /// The state of a pipeline by configuration alone.
+    fn configured(&self, name: &PipelineName) -> PipelineState;
+    /// Whether events of the bus are copied for a pipeline.
+    fn takes_of_bus(&self, name: &PipelineName) -> bool;
+    /// The queues of a known pipeline.
+    fn queue(&self, name: &PipelineName) -> Queue;
+    /// Whether MongoDB answers; `None`: unknown or not used here.
+    fn mongodb(&self) -> Option<bool>;
+    /// The time since 1970.
+    fn now(&self) -> Duration;
+}
+
+/// What was read.
+#[derive(Debug, Serialize)]
+pub(crate) struct Facts {
+    pub(crate) redis: RedisFacts,
+    pub(crate) streams: Vec<StreamView>,
+    /// Bus entries that could not be read.
+    pub(crate) invalid: u64,
+    #[serde(skip)]
+    pub(crate) invalid_stream: String,
+    pub(crate) processes: Vec<Process>,
+    pub(crate) pipelines: Vec<PipelineFacts>,
+    /// Whether MongoDB answers this process.
+    #[serde(skip)]
+    pub(crate) mongodb: Option<bool>,
+    /// The parts that could not be looked at.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) not_seen: Vec<NotSeen>,
+    /// When they were read, ms since 1970.
+    #[serde(skip)]
+    pub(crate) now_ms: u64,
+}
+
+/// Redis.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct RedisFacts {
+    pub(crate) target: String,
+    #[serde(flatten)]
+    pub(crate) info: Option<ServerInfo>,
+    /// The best of a few round trips, in ms.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ping_ms: Option<u64>,
+    /// Why it does not answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<String>,
+}
+
+/// A part that could not be looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct NotSeen {
+    pub(crate) part: String,
+    pub(crate) reason: String,
+}
+
+/// A pipeline with its name.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct PipelineFacts {
+    pub(crate) name: PipelineName,
+    pub(crate) state: PipelineState,
+    #[serde(flatten)]
+    pub(crate) view: PipelineView,
+    /// Bots whose calls all fail, and the reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) failing: Option<Failing>,
+    /// The bots that their rate holds back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) throttled: Option<Throttled>,
+    /// The newest dead letters.
+    #[serde(skip)]
+    pub(crate) letters: Vec<(BotId, LetterOfBot)>,
+    /// Workers of all processes.
+    #[serde(flatten)]
+    pub(crate) pace: Pace,
+    #[serde(skip)]
+    pub(crate) takes_of_bus: bool,
+}
+
+/// The state of a pipeline by configuration and operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum PipelineState {
+    Enabled,
+    /// Paused by an operator.
+    Paused,
+    /// `enabled = false`.
+    Disabled,
+    /// Present in Redis, absent from the configuration.
+    Unconfigured,
+}
+
+impl PipelineState {
+    /// The state by the setting `enabled`; `None`: the pipeline is not in the configuration.
+    pub(crate) fn of(enabled: Option<bool>) -> Self {
+        match enabled {
+            None => Self::Unconfigured,
+            Some(false) => Self::Disabled,
+            Some(true) => Self::Enabled,
+        }
+    }
+
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Enabled => "enabled",
+            Self::Paused => "paused",
+            Self::Disabled => "disabled",
+            Self::Unconfigured => "unconfigured",
+        }
+    }
+}
+
+impl Facts {
+    /// Reads all parts. It fails never, and takes at most a few seconds.
+    pub(crate) async fn read(site: &impl Site) -> Self {
+        let link = site.link();
+        let mut redis = RedisFacts { target: link.target().to_string(), ..RedisFacts::default() };
+        let mut facts = Self::empty(site);
+        match limited(ping(site.prompt())).await {
+            Ok(took) => redis.ping_ms = Some(millis(took)),
+            // Every other part would wait in vain.
+            Err(error) => {
+                facts.redis = RedisFacts { error: Some(error), ..redis };
+                return facts;
+            }
+        }
+        let (info, processes, invalid, streams) = tokio::join!(
+            limited(fullest(link)),
+            limited(presence::processes(link)),
+            limited(invalid_entries(link)),
+            streams(site),
+        );
+        redis.info = facts.part("the state of Redis", info);
+        facts.redis = redis;
+        facts.invalid = facts.part("unreadable bus entries", invalid).unwrap_or_default();
+        for (name, view) in site.streams().iter().zip(streams) {
+            let view = facts.part(&format!("bus stream {name}"), view);
+            facts.streams.extend(view);
+        }
+        let Some(processes) = facts.part("the processes", processes) else { return facts };
+        let names = facts.part("the list of pipelines", limited(site.pipelines()).await);
+        for names in names.unwrap_or_default().chunks(CONCURRENT) {
+            let mut looks = Vec::with_capacity(names.len());
+            for name in names {
+                looks.push(limited(look_at(site, name.clone(), &processes)));
+            }
+            for (name, found) in names.iter().zip(join_all(looks).await) {
+                let found = facts.part(&format!("pipeline {name}"), found);
+                facts.pipelines.extend(found);
+            }
+        }
+        facts.processes = processes;
+        facts
+    }
+
+    /// The facts of a Redis that cannot even be connected to.
+    pub(crate) fn unavailable(target: String, error: String, now: Duration) -> Self {
+        Self {
+            redis: RedisFacts { target, error: Some(error), ..RedisFacts::default() },
+            streams: Vec::new(),
+            invalid: 0,
+            invalid_stream: String::new(),
+            processes: Vec::new(),
+            pipelines: Vec::new(),
+            mongodb: None,
+            not_seen: Vec::new(),
+            now_ms: millis(now),
+        }
+    }
+
+    fn empty(site: &impl Site) -> Self {
+        let prefix = site.link().prefix();
+        let mongodb = site.mongodb();
+        let invalid_stream = prefix.invalid_stream();
+        let facts = Self::unavailable(String::new(), String::new(), site.now());
+        Self { redis: RedisFacts::default(), mongodb, invalid_stream, ..facts }
+    }
+
+    /// Notes a part that could not be looked at.
+    fn part<T>(&mut self, part: &str, read: Result<T, String>) -> Option<T> {
+        let note = |reason| self.not_seen.push(NotSeen { part: part.to_owned(), reason });
+        read.map_err(note).ok()
+    }
+}
+
+/// Looks at one pipeline.
+///
+/// # Errors
+/// If Redis is unavailable or refuses.
+pub(crate) async fn look_at(
+    site: &impl Site,
+    name: PipelineName,
+    processes: &[Process],
+) -> Result<PipelineFacts, RedisError> {
+    let queue = site.queue(&name);
+    let view = queue.view(site.now()).await?;
+    let failing = if view.depth > 0 { queue.failing().await? } else { None };
+    let throttled = if view.parked > 0 { queue.throttled().await? } else { None };
+    let letters = if view.dead > 0 {
+        queue.glimpse_dead_letters(None, &|_| true, None, LETTERS).await?.letters
+    } else {
+        Vec::new()
+    };
+    let state = match site.configured(&name) {
+        PipelineState::Enabled if view.stopped => PipelineState::Paused,
+        state => state,
+    };
+    let (pace, takes_of_bus) = (presence::pace(processes, &name), site.takes_of_bus(&name));
+    Ok(PipelineFacts { name, state, view, failing, throttled, letters, pace, takes_of_bus })
+}
+
+/// Waits for a part for at most [`LIMIT`].
+async fn limited<T>(part: impl Future<Output = Result<T, RedisError>>) -> Result<T, String> {
+    match timeout(LIMIT, part).await {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no answer within {} s", LIMIT.as_secs())),
+    }
+}
+
+/// The bus streams.
+async fn streams(site: &impl Site) -> Vec<Result<StreamView, String>> {
+    let mut views = Vec::new();
+    for name in site.streams() {
+        views.push(limited(StreamView::read(site.link(), name)).await);
+    }
+    views
+}
+
+/// The best of a few round trips.
+async fn ping(link: &Link) -> Result<Duration, RedisError> {
+    let (began, mut best) = (Instant::now(), Duration::MAX);
+    for nth in 0..PINGS {
+        if nth > 1 && began.elapsed() > PINGING {
+            break;
+        }
+        let sent = Instant::now();
+        link.command("PING", redis::cmd("PING")).await?;
+        best = best.min(sent.elapsed());
+    }
+    Ok(best)
+}
+
+/// The state of Redis; in a cluster, of the primary with the highest share of its memory in use.
+pub(crate) async fn fullest(link: &Link) -> Result<ServerInfo, RedisError> {
+    let answers = link.ask_every("INFO", &redis::cmd("INFO")).await?;
+    let infos = answers.into_iter().map(|value| {
+        ServerInfo::parse(&redis::from_redis_value::<String>(value).unwrap_or_default())
+    });
+    Ok(infos.max_by_key(ServerInfo::fullness).unwrap_or_default())
+}
+
+async fn invalid_entries(link: &Link) -> Result<u64, RedisError> {
+    let length = redis::Cmd::xlen(link.prefix().invalid_stream());
+    let length = link.command("XLEN", length).await?;
+    link.read("XLEN", length)
+}

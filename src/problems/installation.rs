@@ -1,0 +1,291 @@
+//! Findings about the whole installation: Redis, the processes, MongoDB, other servers, the bus.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::find::NAMED;
+use super::text::{count, duration};
+use super::{Code, Facts, Finding, PipelineState};
+use crate::id::PipelineName;
+use crate::presence::Process;
+use crate::redis::{ServerInfo, StreamKind, StreamView};
+
+/// Percent of the maximum memory from which memory in use is a finding, and from which Redis
+/// counts as full.
+const MEMORY_PERCENT: u64 = 80;
+const FULL_PERCENT: u64 = 99;
+/// Milliseconds. Redis is slow if the best of a few round trips takes longer.
+const SLOW_MS: u64 = 250;
+/// Milliseconds. Entries that have waited on the bus for longer are a finding.
+const LAG_MS: u64 = 10_000;
+/// Milliseconds. A process that has just started does not read the bus yet.
+const STARTING_MS: u64 = 5_000;
+
+pub(super) fn unavailable(error: &str) -> Finding {
+    Finding::new(
+        Code::RedisUnavailable,
+        format!(
+            "Redis does not answer, so nothing is accepted or handled; nothing is lost: {error}"
+        ),
+        "bring Redis back; the processes need no restart: fairlane check".to_owned(),
+    )
+}
+
+pub(super) fn of_redis(facts: &Facts, found: &mut Vec<Finding>) {
+    let client = redis_cli(&facts.redis.target);
+    let mut add = |code, problem: String, remedy: String| {
+        found.push(Finding::new(code, problem, remedy));
+    };
+    if let Some(ms) = facts.redis.ping_ms
+        && ms >= SLOW_MS
+    {
+        add(
+            Code::RedisSlow,
+            format!("Redis is slow: a round trip takes {}", duration(ms)),
+            format!("look for slow commands and a slow network: {client} SLOWLOG GET 10"),
+        );
+    }
+    let Some(info) = &facts.redis.info else { return };
+    if info.eviction != "noeviction" {
+        add(
+            Code::RedisEvicts,
+            format!("Redis may evict events: maxmemory-policy is {}", info.eviction),
+            format!("{client} CONFIG SET maxmemory-policy noeviction"),
+        );
+    }
+    if !info.append_only {
+        add(
+            Code::RedisForgets,
+            "Redis loses events when it restarts: appendonly is off".to_owned(),
+            format!("{client} CONFIG SET appendonly yes"),
+        );
+    }
+    if !info.append_ok {
+        add(
+            Code::RedisDiskFull,
+            "Redis cannot write its append-only file, and refuses events".to_owned(),
+            "free space on its disk, and check its log".to_owned(),
+        );
+    }
+    if info.role != "master" {
+        add(
+            Code::RedisReadOnly,
+            format!("this Redis is a {}: nothing can be written", info.role),
+            "set redis.url to the primary".to_owned(),
+        );
+    }
+    let remedy = "raise maxmemory, or find the longest queues: fairlane bots list --sort depth";
+    match percent_used(info) {
+        FULL_PERCENT.. => add(
+            Code::RedisFull,
+            "Redis is full: it refuses new events, and the queues still drain".to_owned(),
+            remedy.to_owned(),
+        ),
+        percent @ MEMORY_PERCENT.. => add(
+            Code::RedisMemory,
+            format!("Redis uses {percent} % of its maxmemory"),
+            remedy.to_owned(),
+        ),
+        _ => {}
+    }
+}
+
+/// Memory in use, in percent of the maximum; 0 without a maximum.
+fn percent_used(info: &ServerInfo) -> u64 {
+    let used = u128::from(info.memory_used) * 100;
+    let percent = used.checked_div(u128::from(info.memory_max)).unwrap_or(0);
+    u64::try_from(percent).unwrap_or(u64::MAX)
+}
+
+/// The `redis-cli` command for this Redis.
+fn redis_cli(target: &str) -> String {
+    // For a cluster: its first node.
+    let (first, cluster) = target.split_once(',').map_or((target, ""), |(first, _)| (first, " -c"));
+    match first.rsplit_once(':') {
+        _ if target.starts_with('/') => format!("redis-cli -s {target}"),
+        Some((host, port)) => format!("redis-cli{cluster} -h {host} -p {port}"),
+        None => "redis-cli".to_owned(),
+    }
+}
+
+pub(super) fn named(process: &Process) -> String {
+    format!("{}:{}", process.host, process.pid)
+}
+
+/// A few names, and the number of the others.
+fn some_of(names: &[String], thing: &str) -> String {
+    let mut some: Vec<String> = names.iter().take(NAMED).cloned().collect();
+    let more = names.len().saturating_sub(NAMED) as u64;
+    if more > 0 {
+        some.push(count(more, &format!("more {thing}")));
+    }
+    some.join(", ")
+}
+
+pub(super) fn of_processes(facts: &Facts, found: &mut Vec<Finding>) {
+    if facts.processes.is_empty() {
+        if !facts.not_seen.iter().any(|part| part.part == "the processes") {
+            found.push(Finding::new(
+                Code::NoProcess,
+                "no `fairlane serve` runs, so nothing is read, handled or sent".to_owned(),
+                "fairlane serve".to_owned(),
+            ));
+        }
+        return;
+    }
+    let without: Vec<String> = facts
+        .processes
+        .iter()
+        .filter(|process| process.mongodb == Some(false))
+        .map(named)
+        .collect();
+    if !without.is_empty() || facts.mongodb == Some(false) {
+        let who = if without.is_empty() {
+            "this process".to_owned()
+        } else {
+            some_of(&without, "machine")
+        };
+        found.push(
+            Finding::new(
+                Code::MongodbUnavailable,
+                format!("MongoDB does not answer {who}: views and events for rules wait in Redis, and nothing is lost"),
+                "bring MongoDB back; the processes need no restart: fairlane check".to_owned(),
+            )
+            .of_processes(without),
+        );
+    }
+    let mut hosts: BTreeMap<&str, (u32, u64, Vec<String>)> = BTreeMap::new();
+    for process in &facts.processes {
+        for open in &process.breakers {
+            let (failures, seconds, processes) =
+                hosts.entry(&open.host).or_insert((0, u64::MAX, Vec::new()));
+            *failures = open.failures.max(*failures);
+            *seconds = open.seconds.min(*seconds);
+            processes.push(named(process));
+        }
+    }
+    for (host, (failures, seconds, processes)) in hosts {
+        let failures = count(failures.into(), "consecutive failure");
+        found.push(
+            Finding::new(
+                Code::HostUnavailable,
+                format!(
+                    "{host} fails: its circuit breaker is open after {failures}, and the next probe is in {}",
+                    duration(seconds * 1_000)
+                ),
+                "repair that server; Fairlane sends again by itself, and drops nothing: fairlane dead list --pipeline notifications shows what expired".to_owned(),
+            )
+            .of_processes(processes),
+        );
+    }
+    differing(facts, found);
+}
+
+/// Processes that copy one bus stream for different pipelines.
+fn differing(facts: &Facts, found: &mut Vec<Finding>) {
+    let off_bus: BTreeSet<&PipelineName> =
+        facts.pipelines.iter().filter(|of| !of.takes_of_bus).map(|of| &of.name).collect();
+    for stream in facts.streams.iter().map(|view| &view.stream) {
+        let readers = facts.processes.iter().filter(|process| {
+            process.streams.contains(stream) && process.roles.iter().any(|role| role == "ingest")
+        });
+        let mut sets: BTreeMap<BTreeSet<&PipelineName>, Vec<&Process>> = BTreeMap::new();
+        for process in readers {
+            let names = process.pipelines.keys().filter(|name| !off_bus.contains(name)).collect();
+            sets.entry(names).or_default().push(process);
+        }
+        if sets.len() < 2 {
+            continue;
+        }
+        let mut shown: Vec<String> = Vec::new();
+        for (names, processes) in sets.iter().take(NAMED) {
+            let names: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
+            let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            shown.push(format!("{} has {names}", named(processes[0])));
+        }
+        let since = sets.values().flatten().map(|process| process.started_ms).max();
+        let processes = sets.values().map(|processes| named(processes[0])).collect();
+        found.push(
+            Finding::new(
+                Code::PipelinesDiffer,
+                format!("processes that read {stream} have different pipelines, so some get no events: {}", shown.join("; ")),
+                "give all processes that read one bus the same pipelines, and restart them: fairlane config".to_owned(),
+            )
+            .since(since)
+            .of_processes(processes),
+        );
+    }
+}
+
+pub(super) fn of_bus(facts: &Facts, found: &mut Vec<Finding>) {
+    let is_taken =
+        facts.pipelines.iter().any(|of| of.takes_of_bus && of.state != PipelineState::Disabled);
+    for view in &facts.streams {
+        if view.kind == StreamKind::Other {
+            found.push(Finding::new(
+                Code::NotAStream,
+                format!("{} is no stream, so it cannot be the bus", view.stream),
+                "rename that key, or set bus.streams".to_owned(),
+            ));
+        } else if is_taken && is_unread(facts, view) {
+            let behind = view.unread.map_or_else(String::new, |unread| {
+                format!(", and {} behind", is_are(unread, "entry", "entries"))
+            });
+            found.push(
+                Finding::new(
+                    Code::NoReader,
+                    format!("no process reads {}{behind}", view.stream),
+                    "start `fairlane serve` with the role ingest".to_owned(),
+                )
+                .since(view.unread_since_ms),
+            );
+        } else if let Some(since) = view.unread_since_ms
+            && view.reader
+            && facts.now_ms.saturating_sub(since) > LAG_MS
+        {
+            let unread = is_are(view.unread.unwrap_or(1), "entry", "entries");
+            found.push(
+                Finding::new(
+                    Code::BusLag,
+                    format!(
+                        "{unread} of {} not copied yet, the first for {}",
+                        view.stream,
+                        duration(facts.now_ms.saturating_sub(since))
+                    ),
+                    "wait until they are copied; if the number grows, start more processes: fairlane serve".to_owned(),
+                )
+                .since(since),
+            );
+        }
+    }
+    if facts.invalid > 0 {
+        let client = redis_cli(&facts.redis.target);
+        found.push(Finding::new(
+            Code::InvalidEntries,
+            format!("put aside because it could not be read: {}", count(facts.invalid, "event")),
+            format!("{client} XREVRANGE {} + - COUNT 10", facts.invalid_stream),
+        ));
+    }
+}
+
+fn is_are(number: u64, one: &str, many: &str) -> String {
+    match number {
+        1 => format!("1 {one} is"),
+        number => format!("{} {many} are", super::text::number(number)),
+    }
+}
+
+/// Whether entries of a stream wait and no process reads it.
+fn is_unread(facts: &Facts, view: &StreamView) -> bool {
+    if view.reader || view.unread.unwrap_or(view.length) == 0 {
+        return false;
+    }
+    let mut readers = facts.processes.iter().filter(|process| {
+        // A process of an earlier version does not tell its streams.
+        let reads = process.streams.is_empty() || process.streams.contains(&view.stream);
+        reads && process.roles.iter().any(|role| role == "ingest")
+    });
+    let starts = |process: &Process| facts.now_ms.saturating_sub(process.started_ms) < STARTING_MS;
+    // Where no position was recorded, a new pipeline may start at the end.
+    view.unread.is_some() && !readers.clone().any(starts)
+        || view.unread.is_none() && readers.next().is_none()
+}
