@@ -9,6 +9,7 @@ mod cors;
 mod events;
 mod find;
 mod hostile;
+mod looks;
 mod operators;
 mod overload;
 mod pages;
