@@ -51,6 +51,8 @@ impl Scene {
                 ("handler", "\"recorder\""),
                 ("events", &*events),
                 ("start", "\"earliest\""),
+                ("lease_ttl", "\"3s\""),
+                ("handler_timeout", "\"5s\""),
                 ("workers.max", "8"),
                 ("backoff", "{ initial = \"1s\", max = \"10m\", jitter = 0.2 }"),
             ] {

@@ -4,6 +4,7 @@
 mod auth;
 mod balancers;
 mod browser;
+mod choices;
 mod contract;
 mod cors;
 mod events;
