@@ -14,7 +14,7 @@ use super::super::find::search;
 use super::super::problem::Problem;
 use super::times::ago;
 use super::{Refusal, attempts, bot, grouped, headline, page, pipeline, spoken};
-use crate::clock::millis;
+use crate::clock::{millis, rfc3339};
 use crate::config::Scope;
 use crate::find::{EventState, Found, InPipeline, Wanted};
 use crate::id::BotId;
@@ -146,12 +146,17 @@ fn in_pipeline(one: &InPipeline, now_ms: u64) -> Markup {
             div.title {
                 h3 { a href=(pipeline::path(&one.pipeline)) { (one.pipeline) } }
             }
-            p { (words) "." }
+            p.words title=[one.time_ms.map(rfc3339)] { (words) "." }
             @if let Some(letter) = one.letter {
                 p { a href={ (pipeline::path(&one.pipeline)) "/dead/" (letter) } { "Dead letter " (letter) } }
             }
             @if !one.attempts.is_empty() {
-                p { (grouped(one.attempts.len() as u64)) " attempts are kept:" }
+                p {
+                    @match one.attempts.len() {
+                        1 => "One attempt is kept:",
+                        many => { (grouped(many as u64)) " attempts are kept:" }
+                    }
+                }
                 (attempts::table(&one.attempts, now_ms, &format!("Attempts in {}", one.pipeline)))
             }
         }

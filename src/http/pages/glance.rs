@@ -46,13 +46,11 @@ pub(super) fn pipelines(overview: &Overview, charts: Charts<'_>) -> Markup {
                     tr {
                         th scope="col" { "Pipeline" }
                         th scope="col" { "State" }
-                        th.number scope="col" { "Events" }
-                        th scope="col" { "Queued" }
+                        th scope="col" colspan="2" { "Events queued" }
                         th.number scope="col" { "Oldest" }
                         th.number scope="col" { "In /s" }
-                        th.number scope="col" { "Out /s" }
-                        th scope="col" { "Out /s" }
-                        th scope="col" { "Call, mean" }
+                        th scope="col" colspan="2" { "Out /s" }
+                        th scope="col" { "Time of a call" }
                         th scope="col" { "Failed calls /s" }
                         th.number scope="col" { "Workers" }
                         th.number scope="col" { "Bots waiting" }

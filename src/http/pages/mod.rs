@@ -208,7 +208,7 @@ fn page_with(title: &str, body: &Markup, live: bool) -> Response {
                         a href="/counters" { "Counters" }
                         a href="/docs/" { "API" }
                     }
-                    form.find method="get" action="/events" role="search" {
+                    form.find method="get" action="/events" role="search" aria-label="Events" {
                         input name="id" required maxlength="1024" placeholder="Find an event" aria-label="Id of an event";
                     }
                     @if live { p #live role="status" { a href="" { "Refresh" } } }
@@ -279,7 +279,7 @@ fn spoken(ms: u64) -> String {
     match ms {
         1..1_000 => format!("{ms} ms"),
         0 => "0 s".to_owned(),
-        1_000..60_000 if ms.is_multiple_of(1_000) => format!("{} s", ms / 1_000),
+        1_000..60_000 if ms % 1_000 < 50 => format!("{} s", ms / 1_000),
         #[expect(clippy::cast_precision_loss, reason = "less than a minute")]
         1_000..60_000 => format!("{:.1} s", ms as f64 / 1_000.0),
         60_000..3_600_000 => format!("{} min", ms / 60_000),
@@ -295,7 +295,8 @@ mod tests {
     #[test]
     fn numbers_and_times_are_written_for_people() {
         assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
-        let times = [0, 999, 1_000, 1_500, 61_000, 7_200_000, 90_000_000];
-        assert_eq!(times.map(spoken), ["0 s", "999 ms", "1 s", "1.5 s", "1 min", "2 h", "1 d"]);
+        let times = [0, 999, 1_000, 1_500, 2_049, 61_000, 7_200_000];
+        assert_eq!(times.map(spoken), ["0 s", "999 ms", "1 s", "1.5 s", "2 s", "1 min", "2 h"]);
+        assert_eq!(spoken(90_000_000), "1 d");
     }
 }

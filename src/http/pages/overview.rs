@@ -301,24 +301,26 @@ pub(super) fn ranking(busiest: &Busiest) -> Markup {
             p.none { "No queued events." }
         }
         @if !busiest.bots.is_empty() {
-            table {
-                thead {
-                    tr {
-                        th scope="col" { "Bot" }
-                        th scope="col" { "Pipeline" }
-                        th.number scope="col" { "Events" }
-                        th.number scope="col" { "Oldest" }
-                        th scope="col" { "State" }
+            div.wide tabindex="0" role="region" aria-label="Bots with the longest queues" {
+                table {
+                    thead {
+                        tr {
+                            th scope="col" { "Bot" }
+                            th scope="col" { "Pipeline" }
+                            th.number scope="col" { "Events" }
+                            th.number scope="col" { "Oldest" }
+                            th scope="col" { "State" }
+                        }
                     }
-                }
-                tbody {
-                    @for (pipeline, look) in &busiest.bots {
-                        tr data-key={ (pipeline) "/" (look.bot) } {
-                            th.text scope="row" { a href=(bot::path(&look.bot)) { (look.bot) } }
-                            td { a href=(super::pipeline::path(pipeline)) { (pipeline) } }
-                            td.number { (grouped(look.depth)) }
-                            td.number { (aged(look.oldest_age_ms, busiest.now_ms)) }
-                            td { (bot::state(look.state)) }
+                    tbody {
+                        @for (pipeline, look) in &busiest.bots {
+                            tr data-key={ (pipeline) "/" (look.bot) } {
+                                th.text scope="row" { a href=(bot::path(&look.bot)) { (look.bot) } }
+                                td { a href=(super::pipeline::path(pipeline)) { (pipeline) } }
+                                td.number { (grouped(look.depth)) }
+                                td.number { (aged(look.oldest_age_ms, busiest.now_ms)) }
+                                td { (bot::state(look.state)) }
+                            }
                         }
                     }
                 }

@@ -106,7 +106,7 @@ async fn charts_show_a_day_and_keep_their_time_span_while_the_page_updates_itsel
     let instance = start(&server, &[]).await;
     let page = Page::open(&instance.client().address).await;
     page.goto("/").await;
-    page.follow(link("The last 24 hours")).await;
+    page.follow(link("24 h")).await;
     assert_eq!(page.path().await, "/?range=24h");
     let label = "document.querySelector('tr[data-key=test] svg').getAttribute('aria-label')";
     let day = "Events queued in test, last 24 hours: at most 700";
@@ -128,7 +128,7 @@ async fn charts_show_a_day_and_keep_their_time_span_while_the_page_updates_itsel
     assert!(page.eval::<String>(path).await.matches('M').count() >= 2);
     page.follow(link("Longest queue")).await;
     assert_eq!(page.path().await, "/pipelines/test?sort=depth&range=24h#bots");
-    page.follow(link("The last hour")).await;
+    page.follow(link("1 h")).await;
     assert_eq!(page.path().await, "/pipelines/test?range=1h&sort=depth#charts");
     assert_eq!(page.goto("/?range=2y").await, 400);
     instance.stop().await;

@@ -1,6 +1,7 @@
 //! Every page in a real browser: for screen readers, the keyboard and narrow windows, in light and
 //! dark, and without scripts. The pages are taken from the routes, so that none is forgotten.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -71,6 +72,8 @@ impl Scene {
                 Ok(Outcomes::done())
             }
         });
+        // The sampler adds its points after these.
+        remember(&stores).await;
         let instance = Instance::start(&config, handler).await;
         let client = instance.client().with_token(TOKEN);
         let receiver = Receiver::start(async |call: Call| {
@@ -207,7 +210,6 @@ async fn fill(stores: &Stores, client: &Client, receiver: &Receiver) -> String {
         let answer = client.send("POST", "/send_delayed", &headers, body.as_bytes()).await;
         assert!(answer.code < 300, "{answer:?}");
     }
-    remember(stores).await;
 
     let dead = async |pipeline: &str| {
         let all = client.get(&format!("/v1/pipelines/{pipeline}/dead")).await.json();
@@ -233,28 +235,28 @@ fn event(bot: &str, id: &str, kind: &str) -> Value {
     })
 }
 
-/// Writes the charts of a day with a gap, as the sampler would have done.
+/// Writes the points of a day with a gap, as the sampler would have done.
 async fn remember(stores: &Stores) {
     let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis();
     let now = u64::try_from(now).unwrap();
     let mut connection = stores.redis.connection().await;
     let mut pipe = redis::pipe();
-    for minute in (2..DAY).rev().filter(|minute| !(500..560).contains(minute)) {
-        let wave = f64::from(u32::try_from(minute % 240).unwrap()) / 240.0;
+    let sample = |place: u64| {
+        let turn = f64::from(u32::try_from(place).unwrap()) / 40.0;
+        let wave = (turn.sin() + (turn * 2.7).cos() + 2.0) / 4.0;
         let depth = (wave * 900.0).round();
-        let sample = json!([
-            depth,
-            depth * 20.0,
-            40.0 * wave,
-            38.0 * wave,
-            20.0,
-            2.0 * wave,
-            35.0,
-            400.0 * wave
-        ]);
-        let point =
-            json!({ "t": now - minute * 60_000, "p": { "orders": sample, "mail": sample } });
-        pipe.cmd("RPUSH").arg("fl:trend-minutes").arg(point.to_string()).ignore();
+        json!([depth, depth * 20.0, 40.0 * wave, 38.0 * wave, 20.0, 2.0 * wave, 35.0, 400.0 * wave])
+    };
+    let mut add = |key: &str, age_ms: u64, place: u64| {
+        let sample = sample(place);
+        let point = json!({ "t": now - age_ms, "p": { "orders": sample, "mail": sample } });
+        pipe.cmd("RPUSH").arg(key).arg(point.to_string()).ignore();
+    };
+    for minute in (2..DAY).rev().filter(|minute| !(500..560).contains(minute)) {
+        add("fl:trend-minutes", minute * 60_000, minute);
+    }
+    for place in (4..180).rev() {
+        add("fl:trend", place * 5_000, place);
     }
     let (): () = pipe.query_async(&mut connection).await.unwrap();
 }
@@ -263,7 +265,8 @@ async fn remember(stores: &Stores) {
 async fn every_page_obeys_the_rules_of_axe_in_light_and_dark_and_at_every_width() {
     let scene = Scene::start().await;
     let page = scene.log_in().await;
-    let mut found = Vec::new();
+    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut add = |problem: String, place: String| found.entry(problem).or_default().push(place);
     for path in scene.paths() {
         assert_eq!(page.goto(&path).await, 200, "{path}");
         for scheme in ["light", "dark"] {
@@ -273,10 +276,10 @@ async fn every_page_obeys_the_rules_of_axe_in_light_and_dark_and_at_every_width(
                 let broken = page.violations().await.into_iter();
                 let broken = broken.map(|one| format!("{}: {}", one.impact, one.about));
                 let all = broken.chain(page.barriers().await);
-                found.extend(all.map(|one| format!("{path}, {width} px, {scheme}: {one}")));
+                all.for_each(|one| add(one, format!("{path}, {width} px, {scheme}")));
             }
         }
-        found.extend(page.problems().into_iter().map(|one| format!("{path}: {one}")));
+        page.problems().into_iter().for_each(|one| add(one, path.clone()));
     }
     assert!(found.is_empty(), "{found:#?}");
     scene.instance.stop().await;
@@ -304,10 +307,6 @@ async fn the_tab_key_reaches_everything_in_order_and_shows_where_it_is() {
         page.goto(&path).await;
         let operated: Vec<(usize, String)> = page.eval(OPERATED).await;
         assert!(operated.len() > 5, "{path}: {operated:?}");
-        if page.eval::<bool>("document.activeElement !== document.body").await {
-            page.eval::<Value>("document.activeElement.blur()").await;
-            page.eval::<Value>("getSelection().setPosition(document.body, 0)").await;
-        }
         let mut reached = Vec::new();
         for _ in 0..operated.len() + 10 {
             page.press("Tab").await;
@@ -324,7 +323,10 @@ async fn the_tab_key_reaches_everything_in_order_and_shows_where_it_is() {
         let missed = operated.iter().filter(|(place, _)| !reached.contains(place));
         let missed: Vec<_> = missed.collect();
         assert!(missed.is_empty(), "{path}: the Tab key does not reach {missed:#?}");
-        assert!(reached.is_sorted(), "{path}: {reached:?} is not the order of the page");
+        // The field that has the focus at first may be in the middle of the page.
+        let back = reached.windows(2).filter(|two| two[0] > two[1]).count();
+        let is_whole = back == 0 || back == 1 && reached.first() > reached.last();
+        assert!(is_whole, "{path}: {reached:?} is not the order of the page");
     }
     scene.instance.stop().await;
 }

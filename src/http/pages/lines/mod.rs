@@ -112,8 +112,7 @@ pub(super) fn ranges(of: Range, more: &str) -> Markup {
     html! {
         nav.choice aria-label="Time span of the charts" {
             @for range in Range::ALL {
-                a href={ "?range=" (range.as_str()) (more) } aria-current=[(range == of).then_some("page")]
-                    aria-label={ "The " (range.words()) } { (range.short()) }
+                a href={ "?range=" (range.as_str()) (more) } aria-current=[(range == of).then_some("page")] { (range.short()) }
             }
         }
     }

@@ -283,7 +283,7 @@ fn letters(view: &View) -> Markup {
                 }
                 div.wide tabindex="0" role="region" aria-label="Dead letters" {
                     table {
-                        thead { tr { th scope="col" { "Died" } th scope="col" { "Bot" } th scope="col" { "Type" } th scope="col" { "URL" } th.number scope="col" { "Attempts" } th scope="col" { "Reason" } th scope="col" { "" } } }
+                        thead { tr { th scope="col" { "Died" } th scope="col" { "Bot" } th scope="col" { "Type" } th scope="col" { "URL" } th.number scope="col" { "Attempts" } th scope="col" { "Reason" } th scope="col" { "Action" } } }
                         tbody { @for letter in &view.letters { (letter_row(view, letter)) } }
                     }
                 }
