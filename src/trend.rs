@@ -220,7 +220,8 @@ mod tests {
         for other in ["[12,340,0.0,0.0]", "[12,340,0,0,0,0,0,0,7]"] {
             let text = format!(r#"{{"t":1,"p":{{"p":{other}}}}}"#);
             let read: Point = serde_json::from_str(&text).unwrap();
-            assert_eq!(read.pipelines.values().next().unwrap().depth, 12.0, "{other}");
+            let sample = read.pipelines.values().next().unwrap();
+            assert_eq!((sample.depth, sample.oldest_age_ms), (12.0, 340.0), "{other}");
         }
     }
 

@@ -171,8 +171,9 @@ mod tests {
         assert_eq!(pace, Some(expected));
         calls.took(Duration::from_millis(2));
         let (pace, _) = calls.pace(counted, 1.0);
-        assert_eq!(pace.unwrap().max_ms, 2.0);
-        assert_eq!(pace.unwrap().failed_per_second, 0.0);
+        let expected =
+            CallPace { per_second: 1.0, mean_ms: 2.0, max_ms: 2.0, ..CallPace::default() };
+        assert_eq!(pace, Some(expected));
     }
 
     #[test]

@@ -59,7 +59,7 @@ fn form(to: &To, status: StatusCode, problem: Option<&str>) -> Response {
             label for="token" { "Token" }
             input id="token" name="token" type="password" required autofocus
                 autocomplete="current-password" aria-describedby="about";
-            p #about { "One of " code { "auth.tokens" } " with the scope read; for changes, with the scope operate." }
+            p #about { "A token of " code { "auth.tokens" } " with the scope read. Changes need the scope operate." }
             @if let Some(problem) = problem { p.problem role="alert" { (problem) } }
             button type="submit" { "Log in" }
         }

@@ -198,7 +198,7 @@ fn without_redis(caller: &Caller, panel: &Markup) -> Markup {
     html! {
         (headline("Overview", caller.has_token()))
         @if caller.covers_all() { (panel) }
-        p.bad { "Redis does not answer in time, so the pipelines and bots cannot be shown. Nothing is lost. This page tries again." }
+        p.bad { "Redis does not answer in time. The pipelines and bots cannot be shown. Nothing is lost. This page tries again." }
     }
 }
 
@@ -256,7 +256,7 @@ fn health(overview: &Overview, mongodb: Option<bool>) -> Markup {
     let Overview { redis, bus, .. } = overview;
     let used = bytes(redis.memory_used);
     let memory = match redis.memory_max {
-        0 => format!("{used} used, no bound"),
+        0 => format!("{used} used, no limit"),
         max => format!("{used} of {} used", bytes(max)),
     };
     let full = redis.memory_max > 0 && redis.memory_used > redis.memory_max / 10 * 9;
@@ -289,7 +289,7 @@ fn card(name: &str, value: &str, bad: bool, about: &str) -> Markup {
 pub(super) fn state(pipeline: &Pipeline) -> Markup {
     html! {
         @if pipeline.view.stopped { span.off { "paused" } }
-        @else if !pipeline.enabled { span.none { "not here" } }
+        @else if !pipeline.enabled { span.none { "not run here" } }
         @else if pipeline.pace.workers_max == 0 { span.off { "no workers" } }
         @else { "runs" }
     }
@@ -327,7 +327,7 @@ pub(super) fn ranking(busiest: &Busiest) -> Markup {
             }
         }
         @for name in &busiest.left_out {
-            p.none { "Too many bots wait in " a href=(pipeline::path(name)) { (name) } " to rank them here; its own page ranks them." }
+            p.none { a href=(pipeline::path(name)) { (name) } " has too many bots to rank them here. Its page ranks them." }
         }
     }
 }

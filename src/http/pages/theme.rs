@@ -93,7 +93,8 @@ impl Look {
         html! {
             form.theme method="post" action="/theme" {
                 input type="hidden" name="to" value=(local(&self.place));
-                div role="group" aria-label="Theme" {
+                span id="theme" { "Theme" }
+                div role="group" aria-labelledby="theme" {
                     @for theme in Theme::ALL {
                         button type="submit" name="theme" value=(theme.as_str())
                             aria-pressed=(if theme == self.theme { "true" } else { "false" }) { (theme.name()) }

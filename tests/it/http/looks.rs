@@ -10,12 +10,13 @@ use serde_json::{Value, json};
 
 use crate::support::automation_rig::{RULES, put};
 use crate::support::browser::{NONE, Page, button, css, field};
+use crate::support::config::config;
 use crate::support::counter_fleet::Stores;
 use crate::support::http::Client;
 use crate::support::instance::Instance;
 use crate::support::receiver::{Call, Receiver, Reply};
 use crate::support::recorder::Log;
-use crate::support::redis::Persistence;
+use crate::support::redis::{Options, Persistence, RedisServer};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -43,7 +44,8 @@ impl Scene {
         let file = directory.path().join("token");
         std::fs::write(&file, TOKEN).unwrap();
         let scopes = r#"["read", "operate", "publish"]"#;
-        let tokens = format!("[{{ name = \"ops\", token_file = {file:?}, scopes = {scopes} }}]");
+        let file = file.display();
+        let tokens = format!("[{{ name = \"ops\", token_file = \"{file}\", scopes = {scopes} }}]");
         let stores = Stores::start(Persistence::Always);
         let mut settings = vec![("auth.tokens".to_owned(), tokens)];
         for (name, events) in [("orders", "order.*"), ("mail", "mail.*"), ("search", "order.*")] {
@@ -81,7 +83,7 @@ impl Scene {
             Reply::new(if is_refused { 410 } else { 200 }, "")
         })
         .await;
-        let letter = fill(&stores, &client, &receiver).await;
+        let letter = fill(&client, &receiver).await;
         Self {
             _stores: stores,
             _receiver: receiver,
@@ -169,7 +171,7 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
 }
 
 /// Lets everything happen that the pages show. Returns the id of a dead letter.
-async fn fill(stores: &Stores, client: &Client, receiver: &Receiver) -> String {
+async fn fill(client: &Client, receiver: &Receiver) -> String {
     assert_eq!(client.post("/v1/pipelines/search/pause").await.code, 204);
     assert_eq!(client.post("/v1/pipelines/orders/bots/depot/pause").await.code, 204);
     let long = "a-customer-whose-id-is-as-long-as-ids-of-some-systems-are-0192f1b0c1d27c3e";
@@ -369,16 +371,8 @@ async fn every_page_is_complete_without_scripts() {
 async fn screenshots() {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("screenshots");
     std::fs::create_dir_all(&target).unwrap();
-    let scene = Scene::start().await;
-    let page = scene.log_in().await;
-    let mut paths = scene.paths();
-    paths.push("/nowhere".to_owned());
-    for path in paths {
-        page.goto(&path).await;
-        let plain: String =
-            path.replace(&scene.letter, "letter").trim_start_matches('/').to_owned();
-        let name = plain.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
-        let name = if name.is_empty() { "overview" } else { &name };
+    let draw = async |page: &Page, path: &str, name: &str| {
+        page.goto(path).await;
         for scheme in ["light", "dark"] {
             page.colours(scheme).await;
             for width in WIDTHS {
@@ -386,6 +380,24 @@ async fn screenshots() {
                 page.screenshot(&target.join(format!("{name}-{width}-{scheme}.png"))).await;
             }
         }
+    };
+    let server = RedisServer::start(Options::default());
+    let config = config(&server, "test", &[]);
+    let unused = Instance::start(&config, Log::default().content()).await;
+    let page = Page::open(&unused.client().address).await;
+    draw(&page, "/", "unused").await;
+    drop(page);
+    unused.stop().await;
+
+    let scene = Scene::start().await;
+    let page = scene.log_in().await;
+    let mut paths = scene.paths();
+    paths.push("/nowhere".to_owned());
+    for path in paths {
+        let name = path.replace(&scene.letter, "letter");
+        let name = name.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+        let name = name.trim_matches('-');
+        draw(&page, &path, if name.is_empty() { "overview" } else { name }).await;
     }
     scene.instance.stop().await;
     println!("the pictures are in {}", target.display());

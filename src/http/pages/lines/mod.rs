@@ -25,7 +25,7 @@ const DRAWN: u64 = 240;
 const SMALL: (f64, f64) = (150.0, 32.0);
 /// Size of a large chart, and the space for its scale.
 const LARGE: (f64, f64) = (560.0, 180.0);
-const LEFT: f64 = 64.0;
+const LEFT: f64 = 76.0;
 const BELOW: f64 = 24.0;
 const ABOVE: f64 = 10.0;
 
