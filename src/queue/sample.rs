@@ -1,8 +1,8 @@
 //! Samples the values that all processes share through Redis. One process at a time samples, under
 //! a lock with a time to live. The others report zero, so dashboards should use `max`.
 //!
-//! Without activity the queues are sampled every five minutes and the memory every minute: an idle
-//! Fairlane costs next to nothing.
+//! Without activity the queues are sampled every five minutes. The memory is sampled and the charts
+//! get a point every minute: an idle Fairlane costs next to nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -279,9 +279,10 @@ fn spoken(ms: u64) -> String {
     match ms {
         1..1_000 => format!("{ms} ms"),
         0 => "0 s".to_owned(),
-        1_000..60_000 if ms % 1_000 < 50 => format!("{} s", ms / 1_000),
-        #[expect(clippy::cast_precision_loss, reason = "less than a minute")]
-        1_000..60_000 => format!("{:.1} s", ms as f64 / 1_000.0),
+        1_000..60_000 => match (ms + 50) / 100 {
+            tenths if tenths.is_multiple_of(10) => format!("{} s", tenths / 10),
+            tenths => format!("{}.{} s", tenths / 10, tenths % 10),
+        },
         60_000..3_600_000 => format!("{} min", ms / 60_000),
         3_600_000..86_400_000 => format!("{} h", ms / 3_600_000),
         _ => format!("{} d", ms / 86_400_000),
@@ -295,8 +296,9 @@ mod tests {
     #[test]
     fn numbers_and_times_are_written_for_people() {
         assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
-        let times = [0, 999, 1_000, 1_500, 2_049, 61_000, 7_200_000];
-        assert_eq!(times.map(spoken), ["0 s", "999 ms", "1 s", "1.5 s", "2 s", "1 min", "2 h"]);
+        let times = [0, 999, 1_000, 1_500, 1_960, 2_049, 61_000, 7_200_000];
+        let written = ["0 s", "999 ms", "1 s", "1.5 s", "2 s", "2 s", "1 min", "2 h"];
+        assert_eq!(times.map(spoken), written);
         assert_eq!(spoken(90_000_000), "1 d");
     }
 }

@@ -78,7 +78,7 @@ pub(super) fn first_event(api: &Api, caller: &Caller) -> Markup {
                     p { "Nothing was published yet. Run this command in the directory of the configuration:" }
                 }
                 pre { code { "echo '" (event) "' | fairlane publish" } }
-                p { "Or send it over HTTP:" }
+                p { "Or send it over HTTP, to the address of this page:" }
                 pre { code {
                     "curl -i http://127.0.0.1:8080/v1/events -H 'content-type: application/cloudevents+json' "
                     @if caller.has_token() { "-H \"authorization: Bearer $TOKEN\" " }

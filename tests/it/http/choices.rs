@@ -173,6 +173,8 @@ async fn a_first_event_is_published_with_a_form_and_followed() {
     let page = Page::open(&client.address).await;
     page.goto("/").await;
     page.sees("Publish a first event").await;
+    let broken = page.violations().await;
+    assert!(broken.is_empty(), "{broken:?}");
     page.fill(field("Type"), "cart.created").await;
     page.fill(field("Bot"), "shop").await;
     page.fill(field("Data, in JSON"), "{ \"total\": ").await;
@@ -180,6 +182,8 @@ async fn a_first_event_is_published_with_a_form_and_followed() {
     assert!(page.text(css("#data-problem")).await.starts_with("This is not JSON: "));
     assert_eq!(page.text(field("Bot")).await, "shop", "what was typed stays");
     assert_eq!(page.barriers().await, NONE);
+    let broken = page.violations().await;
+    assert!(broken.is_empty(), "{broken:?}");
     page.fill(field("Data, in JSON"), "{ \"total\": 7 }").await;
     assert_eq!(page.follow(button("Publish")).await, 200);
     let path = page.path().await;

@@ -338,7 +338,7 @@ pub(super) fn large(about: &str, lines: &[(&str, Line)], unit: Unit, note: &str)
                     @let x = LEFT + width * f64::from(part) / f64::from(parts);
                     @let anchor = if part == 0 { "start" } else if part == parts { "end" } else { "middle" };
                     text.axis x=(x) y=(LARGE.1 - 4.0) text-anchor=(anchor) {
-                        @if part == parts { "now" } @else { "−" (spoken(millis(range.span()) / u64::from(parts) * u64::from(parts - part))) }
+                        @if part == 0 { "−" (range.short()) } @else if part == parts { "now" } @else { "−" (spoken(millis(range.span()) / u64::from(parts) * u64::from(parts - part))) }
                     }
                 }
                 g transform={"translate(" (LEFT) " " (ABOVE) ")"} {
