@@ -9,7 +9,7 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-peers setup-instructions demo test bench isolation peers instructions release release-bench check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-peers setup-instructions demo test screenshots bench isolation peers instructions release release-bench check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +38,11 @@ demo: setup-demo ## generated traffic with live figures, on private local server
 
 test: setup ## all tests, on real servers
 	cargo test --locked --workspace $(ARGS)
+
+# The pictures show the same installation as the tests of the pages.
+screenshots: setup ## pictures of all web pages, light and dark, in target/screenshots
+	cargo test --locked --test it -- --ignored --exact http::looks::screenshots
+	@echo "the pictures are in $(TARGET)/screenshots"
 
 check: check-fmt check-clippy check-doc check-deny ## formatting, lints, documentation, dependencies
 

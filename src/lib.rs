@@ -48,7 +48,7 @@
 //! | [`app`] | builds and runs an instance |
 //! | `presence` | the registry of running processes: rates, workers |
 //! | `problems` | what is wrong: the findings of `status`, of the page and of the metrics |
-//! | `trend` | the state of the pipelines in the last 15 minutes, for charts |
+//! | `trend` | the state of the pipelines in the last 15 minutes and 24 hours, for charts |
 //! | `replay` | puts events of the bus at the end of the queues of one pipeline again |
 //! | `roles`, `startup` | what a process runs, and its start until it is ready |
 //! | `request_deadline`, `signed_token` | the deadline of a request; lease capabilities and list cursors |

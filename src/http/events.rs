@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use axum::response::Json;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -15,7 +16,7 @@ use utoipa_axum::routes;
 use super::Api;
 use super::admit::{NamedBots, Waited};
 use super::auth::Caller;
-use super::cloudevents::Mode;
+use super::cloudevents::{Events, Mode};
 use super::docs::{Body, Parameters};
 use super::extract;
 use super::problem::{Flaw, Kind, Problem};
@@ -32,7 +33,7 @@ pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
 
 /// The accepted events.
 #[derive(Debug, Serialize, ToSchema)]
-struct Accepted {
+pub(super) struct Accepted {
     /// Number of accepted events: all events of the request.
     accepted: usize,
     /// The event types that no enabled pipeline takes, and no rule of the bot that this process
@@ -70,7 +71,18 @@ async fn publish(
     let (parts, body) = request.into_parts();
     let mode = Mode::of(&parts.headers)?;
     let body = extract::read(&parts.headers, body).await?;
-    let mut events = mode.read(&parts.headers, &body)?;
+    let events = mode.read(&parts.headers, &body)?;
+    let (waited, accepted) = store(&api, &caller, &parts, events).await?;
+    Ok((StatusCode::ACCEPTED, waited, Json(accepted)))
+}
+
+/// Puts events on the bus for a caller, if all of them are for its bots.
+pub(super) async fn store(
+    api: &Arc<Api>,
+    caller: &Caller,
+    parts: &Parts,
+    mut events: Events<'_>,
+) -> Result<(Extension<Waited>, Accepted), Problem> {
     let foreign: Vec<Flaw> = (events.bots.iter().enumerate())
         .filter(|(_, bot)| !caller.covers(bot))
         .map(|(index, bot)| Flaw {
@@ -96,19 +108,19 @@ async fn publish(
     // The events count as in flight until they are published.
     let _taken = counts
         .iter()
-        .map(|(bot, count)| api.gate.charge_bot(bot, *count, &parts))
+        .map(|(bot, count)| api.gate.charge_bot(bot, *count, parts))
         .collect::<Result<Vec<_>, _>>()?;
     api.startup.ended().await.map_err(|reason| {
         let detail = format!("nothing was stored: this process is not ready yet: {reason}");
         Problem::new(Kind::Starting, detail).retry_after(1)
     })?;
-    let senders = senders(&api, &caller, &counts);
+    let senders = senders(api, caller, &counts);
     let entered = api.backlog.enter(senders).await.map_err(|Exceeded { place, events }| {
         let bot = counts.keys().nth(place).copied();
-        api.gate.refuse_backlog(bot, events, &parts)
+        api.gate.refuse_backlog(bot, events, parts)
     })?;
     let waited = Extension(Waited(entered.waited));
-    let mut traced = Traced::of(&api, &parts.headers, &mut events);
+    let mut traced = Traced::of(api, &parts.headers, &mut events);
     let published = bus::publish(&api.bus, &api.stream, &events.texts).await;
     entered.added(published.inspect_err(|error| traced.fail(error))?);
     drop(traced);
@@ -116,7 +128,7 @@ async fn publish(
     let unmatched = kinds.filter(|(bot, kind)| !api.taken.takes(bot, kind));
     let unmatched = unmatched.map(|(_, kind)| kind).collect();
     let accepted = Accepted { accepted: events.texts.len(), unmatched };
-    Ok((StatusCode::ACCEPTED, waited, Json(accepted)))
+    Ok((waited, accepted))
 }
 
 /// The senders whose uncopied events are bounded, with their number of events: each bot, and last

@@ -3,9 +3,9 @@
 //! | routes | access |
 //! |---|---|
 //! | `/healthz`, `/readyz` | every client |
-//! | `/docs`, `/openapi.json`, `/login`, `/style.css`, `/live.js`, `/icon.svg` | every client; without `auth.tokens` not the pages of other sites |
-//! | `/`, `/runbook`, `/pipelines/…`, `/bots/…`, `/counters`, `/notifications` | scope `read`, and `operate` for changes, for the bot; a session in a cookie suffices |
-//! | `POST /v1/events` | scope `publish`, for the bots of the events |
+//! | `/docs`, `/openapi.json`, `/login`, `/theme`, `/style.css`, `/live.js`, `/icon.svg` | every client; without `auth.tokens` not the pages of other sites |
+//! | `/`, `/runbook`, `/events/…`, `/pipelines/…`, `/bots/…`, `/counters`, `/notifications` | scope `read`, and `operate` for changes, for the bot; a session in a cookie suffices |
+//! | `POST /v1/events`, `/publish` | scope `publish`, for the bots of the events |
 //! | `POST /v1/bots/…/counters/…/views` | scope `publish` or `count`, for the bot |
 //! | `GET /v1/bots/…/counters`, `…/daily`, `POST …/counters/query` | scope `read` or `count`, for the bot |
 //! | `PUT /v1/bots/…/subscribers/…` | scope `publish`, for the bot |
@@ -170,7 +170,7 @@ pub(crate) fn routes(api: Api, health: Health, products: &[product::Route]) -> R
         .layer(from_fn_with_state(access, auth::check_site))
         // Orchestrators and load balancers use any host name, so the site is not checked here.
         .merge(health);
-    let routes = finish(routes).layer(from_fn(pages::explain_missing));
+    let routes = finish(routes).layer(from_fn(pages::explain_missing)).layer(from_fn(pages::dress));
     admitted(routes, gate).layer(from_fn_with_state(origins, cors::share))
 }
 

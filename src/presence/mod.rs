@@ -15,7 +15,8 @@ use tokio::time::Instant;
 use tracing::debug;
 use utoipa::ToSchema;
 
-pub use self::calls::{Calls, Failures};
+use self::calls::Counted;
+pub use self::calls::{CallPace, Calls, Failures};
 use crate::clock::millis;
 use crate::id::PipelineName;
 use crate::lifecycle::Shutdown;
@@ -41,7 +42,7 @@ const BREAKERS_MAX: usize = 20;
 /// Counters of one process for one pipeline.
 #[derive(Debug, Default)]
 pub struct Meter {
-    /// Whether its calls fail.
+    /// The calls of its handler, and whether they fail.
     pub calls: Calls,
     /// Number of events copied into queues.
     pub queued: AtomicU64,
@@ -87,6 +88,9 @@ pub struct Process {
     pub started_ms: u64,
     /// Its pipelines.
     pub pipelines: BTreeMap<PipelineName, Pace>,
+    /// The calls of its pipelines, of those with any.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub calls: BTreeMap<PipelineName, CallPace>,
     /// Hosts with an open circuit breaker, at most 20. Those with the most failures come first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub breakers: Vec<Breaker>,
@@ -128,6 +132,12 @@ pub fn pace(processes: &[Process], pipeline: &PipelineName) -> Pace {
         sum.workers_max += pace.workers_max;
     }
     sum
+}
+
+/// The calls of `pipeline` in all `processes`.
+#[must_use]
+pub fn calls(processes: &[Process], pipeline: &PipelineName) -> CallPace {
+    CallPace::sum(processes.iter().filter_map(|process| process.calls.get(pipeline)))
 }
 
 impl Meter {
@@ -197,6 +207,7 @@ pub(crate) fn begin(
         roles: reported.roles.iter().map(|&role| role.to_owned()).collect(),
         started_ms: millis(reported.started),
         pipelines: BTreeMap::new(),
+        calls: BTreeMap::new(),
         breakers: Vec::new(),
         streams: reported.streams.clone(),
         mongodb: None,
@@ -214,7 +225,7 @@ async fn beat(
     heard: watch::Sender<bool>,
     shutdown: Shutdown,
 ) {
-    let mut last: BTreeMap<PipelineName, (u64, u64)> = BTreeMap::new();
+    let mut last: BTreeMap<PipelineName, ((u64, u64), Counted)> = BTreeMap::new();
     let key = keys::processes(link.prefix());
     let (mut noted, mut due) = (Instant::now(), Instant::now());
     loop {
@@ -224,9 +235,14 @@ async fn beat(
             noted = Instant::now();
             for (name, meter) in &reported.meters {
                 let before = last.get(name).copied().unwrap_or_default();
-                let (pace, counted) = meter.pace(before, seconds);
-                last.insert(name.clone(), counted);
+                let (pace, counted) = meter.pace(before.0, seconds);
+                let (calls, called) = meter.calls.pace(before.1, seconds);
+                last.insert(name.clone(), (counted, called));
                 process.pipelines.insert(name.clone(), pace);
+                match calls {
+                    Some(calls) => drop(process.calls.insert(name.clone(), calls)),
+                    None => drop(process.calls.remove(name)),
+                }
             }
         }
         reported.renew(&mut process);
@@ -286,6 +302,7 @@ mod tests {
             roles: Vec::new(),
             started_ms: 0,
             pipelines,
+            calls: BTreeMap::new(),
             breakers: Vec::new(),
             streams: Vec::new(),
             mongodb: None,

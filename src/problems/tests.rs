@@ -19,6 +19,7 @@ fn process() -> Process {
         roles: vec!["ingest".to_owned(), "work".to_owned()],
         started_ms: 0,
         pipelines: BTreeMap::from([(name(), Pace::default())]),
+        calls: BTreeMap::new(),
         breakers: Vec::new(),
         streams: vec!["fairlane:events".to_owned()],
         mongodb: Some(true),

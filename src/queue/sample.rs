@@ -1,8 +1,8 @@
 //! Samples the values that all processes share through Redis. One process at a time samples, under
 //! a lock with a time to live. The others report zero, so dashboards should use `max`.
 //!
-//! Without activity the queues are sampled every five minutes and the memory every minute: an idle
-//! Fairlane costs next to nothing.
+//! Without activity the queues are sampled every five minutes. The memory is sampled and the charts
+//! get a point every minute: an idle Fairlane costs next to nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::presence;
 use crate::redis::scripts::Hold;
 use crate::redis::{Link, RedisError, keys};
 use crate::telemetry::OncePerMinute;
-use crate::trend::{self, Point, Sample};
+use crate::trend::{self, Minute, Point, Sample, Series};
 
 const ACTIVE: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(60);
@@ -100,8 +100,17 @@ pub(crate) async fn run(
     let token = uuid::Uuid::now_v7().to_string();
     let now = Instant::now();
     let (expire, damaged) = (now, OncePerMinute::new());
-    let mut sampler =
-        Sampler { pipelines, link, clock, token, quiet_until: None, expire, noted: None, damaged };
+    let mut sampler = Sampler {
+        pipelines,
+        link,
+        clock,
+        token,
+        quiet_until: None,
+        expire,
+        noted: None,
+        minute: Minute::default(),
+        damaged,
+    };
     let mut seen = u64::MAX;
     let mut due = now;
     loop {
@@ -154,6 +163,8 @@ struct Sampler {
     expire: Instant,
     /// When the last point of the trend was added.
     noted: Option<Instant>,
+    /// The points of the current minute.
+    minute: Minute,
     /// When a pipeline that cannot be sampled was last logged.
     damaged: OncePerMinute,
 }
@@ -176,6 +187,11 @@ impl Sampler {
         metrics::redis_memory(used, max);
         let mut found = Found { quiet: true, rest: QUIET, samples: BTreeMap::new() };
         let looked_at = if self.quiet_until.is_none() { &*self.pipelines } else { &[] };
+        if self.quiet_until.is_some() {
+            // They are still empty. Their points distinguish an idle process from a stopped one.
+            let names = self.pipelines.iter().map(|sampled| sampled.queue.name().clone());
+            found.samples = names.map(|name| (name, Sample::default())).collect();
+        }
         for sampled in looked_at {
             match sampled.look(&self.clock, now >= self.expire, &mut found).await {
                 Err(error) if error.is_passing() && !error.is_full() => return Err(error),
@@ -206,20 +222,34 @@ impl Sampler {
         Ok(Some(if quiet { IDLE } else { ACTIVE }))
     }
 
-    /// Adds a point to the trend.
-    async fn note(&self, mut pipelines: BTreeMap<PipelineName, Sample>) -> Result<(), RedisError> {
+    /// Adds a point to the trend, and that of the minute if it is over.
+    async fn note(
+        &mut self,
+        mut pipelines: BTreeMap<PipelineName, Sample>,
+    ) -> Result<(), RedisError> {
         let processes = presence::processes(&self.link).await?;
         for (name, sample) in &mut pipelines {
             let pace = presence::pace(&processes, name);
+            let calls = presence::calls(&processes, name);
             sample.queued_per_second = pace.queued_per_second;
             sample.settled_per_second = pace.settled_per_second;
+            sample.calls_per_second = calls.per_second;
+            sample.failed_per_second = calls.failed_per_second;
+            sample.call_ms = calls.mean_ms;
+            sample.call_max_ms = calls.max_ms;
         }
-        trend::add(&self.link, &Point { at_ms: millis(self.clock.now()), pipelines }).await
+        let point = Point { at_ms: millis(self.clock.now()), pipelines };
+        trend::add(&self.link, Series::Recent, &point).await?;
+        match self.minute.add(&point) {
+            Some(minute) => trend::add(&self.link, Series::Minutes, &minute).await,
+            None => Ok(()),
+        }
     }
 
     /// Another process samples: clear the gauges of this one.
     fn leave(&mut self) {
         self.quiet_until = None;
+        self.minute = Minute::default();
         for sampled in &self.pipelines {
             show(&sampled.metrics, &PipelineView::default());
             sampled.metrics.throttled.set(0.0);
@@ -256,7 +286,8 @@ impl Sampled {
         let throttled = if view.parked > 0 { queue.throttled().await? } else { None };
         #[expect(clippy::cast_precision_loss, reason = "a count of bots")]
         metrics.throttled.set(throttled.map_or(0, |found| found.bots) as f64);
-        let (depth, oldest_age_ms) = (view.depth, view.oldest_age_ms);
+        #[expect(clippy::cast_precision_loss, reason = "a picture")]
+        let [depth, oldest_age_ms] = [view.depth, view.oldest_age_ms].map(|number| number as f64);
         let sample = Sample { depth, oldest_age_ms, ..Sample::default() };
         found.samples.insert(queue.name().clone(), sample);
         let mut overdue_ms = 0;

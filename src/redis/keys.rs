@@ -50,7 +50,8 @@
 //! | `fl:lease-key` | string | 32 random bytes that sign lease capabilities and list cursors |
 //! | `fl:processes` | hash | running process → time and content of its last update |
 //! | `fl:sampler` | string, TTL | the process that samples the shared values |
-//! | `fl:trend` | list, TTL | depth, age and rates of the pipelines in the last 15 minutes, for charts |
+//! | `fl:trend` | list, TTL | depth, age, rates and calls of the pipelines in the last 15 minutes, for charts |
+//! | `fl:trend-minutes` | list, TTL | the same in the last 24 hours, a point a minute |
 //! | `fl:{<stream>}:reader` | string, TTL | the process that reads a bus stream |
 //! | `fl:{<stream>}:seen:<id>` | string, TTL | ids of events that handlers published |
 //! | `fl:{<stream>}:read` | hash | its read position: `offset`, `entries` (both only for the lag), `copied` (for publishers) |
@@ -83,6 +84,8 @@ global! {
     sampler "sampler",
     /// The recent state of the pipelines.
     trend "trend",
+    /// The state of the pipelines in the last 24 hours.
+    trend_minutes "trend-minutes",
 }
 
 /// The lock of the process that reads `stream`.

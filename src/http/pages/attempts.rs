@@ -2,8 +2,8 @@
 
 use maud::{Markup, html};
 
+use super::times::ago;
 use super::{grouped, spoken};
-use crate::clock::rfc3339;
 use crate::history::{Attempt, AttemptResult};
 
 /// The result in words.
@@ -50,11 +50,10 @@ pub(super) fn table(attempts: &[Attempt], now_ms: u64, label: &str) -> Markup {
 }
 
 fn row(attempt: &Attempt, now_ms: u64) -> Markup {
-    let ago = spoken(now_ms.saturating_sub(attempt.time_ms) / 1_000 * 1_000);
     let is_bad = attempt.result.is_failure();
     html! {
         tr data-key={ (attempt.time_ms) "-" (attempt.first_sequence) "-" (attempt.attempt) } {
-            td.when { time datetime=(rfc3339(attempt.time_ms)) title=(rfc3339(attempt.time_ms)) { (ago) " ago" } }
+            td.when { (ago(attempt.time_ms, now_ms)) }
             th scope="row" { span.bad[is_bad] { (result(attempt)) } }
             td.number {
                 (grouped(attempt.events.into()))

@@ -137,7 +137,7 @@ fn by_day(days: &Result<Vec<(Date, u64)>, String>) -> Markup {
                 Ok(days) => {
                     @let most = days.iter().map(|(_, views)| *views).max().unwrap_or(0).max(1);
                     table.bars {
-                        thead { tr { th scope="col" { "Day" } th.number scope="col" { "Views" } th scope="col" { "" } } }
+                        thead { tr { th scope="col" { "Day" } th.number scope="col" { "Views" } th scope="col" { "Compared" } } }
                         tbody {
                             @for (day, views) in days.iter().rev() {
                                 tr {

@@ -133,7 +133,7 @@ fn listed(view: &Listed<'_>, caller: &Caller) -> Markup {
                             th scope="col" { "Event" }
                             th.number scope="col" { "Attempts" }
                             th scope="col" { "Reason" }
-                            th scope="col" { "" }
+                            th scope="col" { "Action" }
                         }
                     }
                     tbody { @for (of, letter) in letters { (row(view, of, letter, may)) } }

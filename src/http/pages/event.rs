@@ -9,11 +9,13 @@ use serde::Deserialize;
 
 use super::super::Api;
 use super::super::auth::Caller;
-use super::super::extract::Query;
+use super::super::extract::{Path, Query};
 use super::super::find::search;
 use super::super::problem::Problem;
+use super::times::ago;
 use super::{Refusal, attempts, bot, grouped, headline, page, pipeline, spoken};
 use crate::clock::{millis, rfc3339};
+use crate::config::Scope;
 use crate::find::{EventState, Found, InPipeline, Wanted};
 use crate::id::BotId;
 
@@ -33,13 +35,44 @@ pub(super) async fn show(
     asked: Result<Query<Asked>, Problem>,
 ) -> Result<Response, Refusal> {
     let Query(asked) = asked?;
+    answer(&api, &caller, &asked).await
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct EventPath {
+    event: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfBot {
+    #[serde(default)]
+    bot: String,
+}
+
+pub(super) async fn show_one(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path(EventPath { event }): Path<EventPath>,
+    of: Result<Query<OfBot>, Problem>,
+) -> Result<Response, Refusal> {
+    let Query(OfBot { bot }) = of?;
+    answer(&api, &caller, &Asked { id: event, bot }).await
+}
+
+/// The path of the page of an event.
+pub(super) fn path(id: &str) -> String {
+    format!("/events/{}", bot::encoded(id))
+}
+
+async fn answer(api: &Api, caller: &Caller, asked: &Asked) -> Result<Response, Refusal> {
     let (id, bot) = (asked.id.trim(), asked.bot.trim());
     let mut result = None;
     if !id.is_empty() {
         let bot = (!bot.is_empty()).then(|| BotId::parse(bot)).transpose();
         let bot = bot.map_err(|error| Problem::field("bot", error.to_string()))?;
         let wanted = Wanted { id: id.to_owned(), source: None, bot, since: None };
-        result = Some(search(&api, &caller, &wanted).await?);
+        result = Some(search(api, caller, &wanted).await?);
     }
     let now_ms = millis(api.clock.now());
     let content = html! {
@@ -53,8 +86,12 @@ pub(super) async fn show(
             button type="submit" { "Find" }
         }
         @if let Some(found) = &result { (shown(found, now_ms)) }
+        @else if caller.check_scope(Scope::Publish).is_ok() {
+            p { a href="/publish" { "Publish an event" } }
+        }
     };
-    Ok(page("Find an event", &content))
+    let title = if id.is_empty() { "Find an event".to_owned() } else { format!("Event {id}") };
+    Ok(page(&title, &content))
 }
 
 fn shown(found: &Found, now_ms: u64) -> Markup {
@@ -77,7 +114,7 @@ fn shown(found: &Found, now_ms: u64) -> Markup {
                 @if let Some(bus) = &found.bus {
                     div {
                         dt { "Published" }
-                        dd { time datetime=(rfc3339(bus.time_ms)) title=(rfc3339(bus.time_ms)) { (ago(bus.time_ms, now_ms)) } }
+                        dd { (ago(bus.time_ms, now_ms)) }
                     }
                     div { dt { "On the bus" } dd { (bus.stream) " " (bus.offset) } }
                 }
@@ -91,6 +128,7 @@ fn shown(found: &Found, now_ms: u64) -> Markup {
             @for one in found.pipelines.iter().filter(|one| one.state != EventState::OtherType) {
                 (in_pipeline(one, now_ms))
             }
+            p { a href={ (path(&found.id)) @if let Some(of) = &found.bot { "?bot=" (bot::encoded(of.as_str())) } } { "Look again" } }
             p.none { "Searched " (found.searched_words(now_ms, spoken)) "." }
         }
     }
@@ -101,10 +139,6 @@ fn taken(found: &Found) -> bool {
     found.pipelines.iter().any(|one| one.state != EventState::OtherType)
 }
 
-fn ago(at: u64, now_ms: u64) -> String {
-    format!("{} ago", spoken(now_ms.saturating_sub(at) / 1_000 * 1_000))
-}
-
 fn in_pipeline(one: &InPipeline, now_ms: u64) -> Markup {
     let words = one.words(now_ms, spoken);
     html! {
@@ -112,12 +146,17 @@ fn in_pipeline(one: &InPipeline, now_ms: u64) -> Markup {
             div.title {
                 h3 { a href=(pipeline::path(&one.pipeline)) { (one.pipeline) } }
             }
-            p { (words) "." }
+            p.words title=[one.time_ms.map(rfc3339)] { (words) "." }
             @if let Some(letter) = one.letter {
                 p { a href={ (pipeline::path(&one.pipeline)) "/dead/" (letter) } { "Dead letter " (letter) } }
             }
             @if !one.attempts.is_empty() {
-                p { (grouped(one.attempts.len() as u64)) " attempts are kept:" }
+                p {
+                    @match one.attempts.len() {
+                        1 => "One attempt is kept:",
+                        many => { (grouped(many as u64)) " attempts are kept:" }
+                    }
+                }
                 (attempts::table(&one.attempts, now_ms, &format!("Attempts in {}", one.pipeline)))
             }
         }

@@ -22,6 +22,7 @@ use super::super::problem::{Kind, Problem};
 use super::overview::{Busiest, Overview};
 use super::streams::{self, Streams};
 use super::{Refusal, page_with};
+use crate::trend::Point;
 
 /// Time between two events. Each page varies it, so that pages that opened together, for example
 /// after a restart, do not ask for their content at the same moment for ever.
@@ -39,6 +40,8 @@ pub(crate) struct Live {
     streams: Streams,
     /// The shared cache: Redis is queried once, regardless of the number of viewers.
     pub(super) overview: Mutex<Option<Kept<Overview>>>,
+    /// The points of the charts of more than 15 minutes.
+    pub(super) minutes: Mutex<Option<Kept<Vec<Point>>>>,
     /// Caches per token, by its name.
     pub(super) busiest: Mutex<HashMap<Box<str>, Kept<Busiest>>>,
 }
@@ -49,7 +52,8 @@ type Kept<T> = (Instant, Arc<T>);
 impl Live {
     pub(crate) fn new(health: Health) -> Self {
         let streams = Streams::default();
-        Self { health, streams, overview: Mutex::default(), busiest: Mutex::default() }
+        let (overview, minutes, busiest) = <_>::default();
+        Self { health, streams, overview, minutes, busiest }
     }
 
     /// Renders the page with `content`, or streams it.

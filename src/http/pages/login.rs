@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::super::auth::{Access, SESSION_HOURS, refuse_foreign};
 use super::super::extract::Query;
 use super::super::parameters::Parameters;
-use super::{Refusal, page, place};
+use super::{Refusal, local, page, place};
 
 pub(super) fn routes(access: Arc<Access>) -> Router {
     Router::new()
@@ -39,18 +39,8 @@ struct To {
 }
 
 impl To {
-    /// The requested page, if it is a page of this server; otherwise the first page. Other routes
-    /// may change data.
     fn path(&self) -> &str {
-        let is_ours =
-            ["/notifications", "/bots", "/pipelines", "/counters", "/"].iter().any(|page| {
-                self.to.strip_prefix(page).is_some_and(|rest| {
-                    let begins: &[char] = if *page == "/" { &['?'] } else { &['?', '/'] };
-                    let is_page = rest.is_empty() || rest.starts_with(begins);
-                    is_page && rest.bytes().all(|byte| byte.is_ascii_graphic())
-                })
-            });
-        if is_ours { &self.to } else { "/" }
+        local(&self.to)
     }
 }
 
@@ -69,7 +59,7 @@ fn form(to: &To, status: StatusCode, problem: Option<&str>) -> Response {
             label for="token" { "Token" }
             input id="token" name="token" type="password" required autofocus
                 autocomplete="current-password" aria-describedby="about";
-            p #about { "One of " code { "auth.tokens" } " with the scope read; for changes, with the scope operate." }
+            p #about { "A token of " code { "auth.tokens" } " with the scope read. Changes need the scope operate." }
             @if let Some(problem) = problem { p.problem role="alert" { (problem) } }
             button type="submit" { "Log in" }
         }

@@ -7,6 +7,7 @@ mod bot;
 mod counters;
 mod dead;
 mod event;
+mod glance;
 mod lines;
 mod live;
 mod login;
@@ -14,19 +15,23 @@ mod notifications;
 mod overview;
 mod pipeline;
 mod problems;
+mod publish;
 mod runbook;
 mod streams;
+mod theme;
+mod times;
 
 use std::sync::Arc;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::{Router, routing};
 use maud::{DOCTYPE, Markup, html};
 
 pub(crate) use self::live::Live;
+pub(super) use self::theme::dress;
 use super::Api;
 use super::auth::{Access, Guard};
 use super::problem::Problem;
@@ -57,6 +62,7 @@ pub(super) fn routes(
         .route("/counters", routing::get(counters::show))
         .route("/runbook", routing::get(runbook::show))
         .route("/events", routing::get(event::show))
+        .route("/events/{event}", routing::get(event::show_one))
         .route("/bots", routing::get(bot::ask))
         .route("/bots/{bot}", routing::get(bot::show))
         .route("/notifications", routing::get(notifications::show));
@@ -79,10 +85,14 @@ pub(super) fn routes(
             "/notifications/dead/redrive",
             routing::get(dead::ask_redrive_notifications).post(dead::redrive_notifications),
         );
+    let publishing =
+        Router::new().route("/publish", routing::get(publish::ask).post(publish::publish));
     guarded(Scope::Read, reading)
+        .merge(guarded(Scope::Publish, publishing))
         .merge(guarded(Scope::Operate, operating))
         .with_state(api)
         .merge(login::routes(Arc::clone(access)))
+        .route("/theme", routing::post(theme::choose))
         .route("/style.css", routing::get(async || asset("text/css", STYLE)))
         .route("/live.js", routing::get(async || asset("text/javascript", SCRIPT)))
         .route("/icon.svg", routing::get(async || asset("image/svg+xml", ICON)))
@@ -132,10 +142,15 @@ impl IntoResponse for Refusal {
     }
 }
 
+/// Whether the request is that of a browser for a page.
+fn browses(headers: &HeaderMap) -> bool {
+    let kinds = headers.get(header::ACCEPT).and_then(|kinds| kinds.to_str().ok());
+    kinds.is_some_and(|kinds| kinds.contains("text/html"))
+}
+
 /// Answers a browser that asks for an unknown path with a page.
 pub(super) async fn explain_missing(request: Request, next: Next) -> Response {
-    let kinds = request.headers().get(header::ACCEPT).and_then(|kinds| kinds.to_str().ok());
-    let browses = kinds.is_some_and(|kinds| kinds.contains("text/html"));
+    let browses = browses(request.headers());
     let is_known = request.extensions().get::<MatchedPath>().is_some();
     let path = request.uri().path().to_owned();
     let response = next.run(request).await;
@@ -169,13 +184,14 @@ fn headline(text: &str, has_token: bool) -> Markup {
 
 /// A complete page. A live page updates itself.
 fn page_with(title: &str, body: &Markup, live: bool) -> Response {
+    let look = theme::Look::now();
     let page = html! {
         (DOCTYPE)
-        html lang="en" {
+        html lang="en" data-theme=[look.forced()] {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
+                meta name="color-scheme" content=(look.schemes());
                 title { (title) " – Fairlane" }
                 link rel="stylesheet" href="/style.css";
                 link rel="icon" href="/icon.svg" type="image/svg+xml";
@@ -192,12 +208,13 @@ fn page_with(title: &str, body: &Markup, live: bool) -> Response {
                         a href="/counters" { "Counters" }
                         a href="/docs/" { "API" }
                     }
-                    form.find method="get" action="/events" role="search" {
+                    form.find method="get" action="/events" role="search" aria-label="Events" {
                         input name="id" required maxlength="1024" placeholder="Find an event" aria-label="Id of an event";
                     }
                     @if live { p #live role="status" { a href="" { "Refresh" } } }
                 }
                 main data-live[live] { (body) }
+                footer { (look.switch()) }
             }
         }
     };
@@ -218,6 +235,32 @@ fn place(uri: &Uri) -> &str {
     uri.path_and_query().map_or("/", axum::http::uri::PathAndQuery::as_str)
 }
 
+/// The first parts of the paths of pages.
+const PAGES: [&str; 9] = [
+    "/notifications",
+    "/bots",
+    "/pipelines",
+    "/counters",
+    "/events",
+    "/publish",
+    "/runbook",
+    "/login",
+    "/",
+];
+
+/// A path that a form or a query names, if it is a page of this server; otherwise the first page.
+/// Other routes may change data.
+fn local(to: &str) -> &str {
+    let is_ours = PAGES.iter().any(|page| {
+        to.strip_prefix(page).is_some_and(|rest| {
+            let begins: &[char] = if *page == "/" { &['?'] } else { &['?', '/'] };
+            let is_page = rest.is_empty() || rest.starts_with(begins);
+            is_page && rest.bytes().all(|byte| byte.is_ascii_graphic())
+        })
+    });
+    if is_ours { to } else { "/" }
+}
+
 /// Groups digits: 1,234,567.
 fn grouped(n: u64) -> String {
     let digits = n.to_string();
@@ -236,9 +279,10 @@ fn spoken(ms: u64) -> String {
     match ms {
         1..1_000 => format!("{ms} ms"),
         0 => "0 s".to_owned(),
-        1_000..60_000 if ms.is_multiple_of(1_000) => format!("{} s", ms / 1_000),
-        #[expect(clippy::cast_precision_loss, reason = "less than a minute")]
-        1_000..60_000 => format!("{:.1} s", ms as f64 / 1_000.0),
+        1_000..60_000 => match (ms + 50) / 100 {
+            tenths if tenths.is_multiple_of(10) => format!("{} s", tenths / 10),
+            tenths => format!("{}.{} s", tenths / 10, tenths % 10),
+        },
         60_000..3_600_000 => format!("{} min", ms / 60_000),
         3_600_000..86_400_000 => format!("{} h", ms / 3_600_000),
         _ => format!("{} d", ms / 86_400_000),
@@ -252,7 +296,9 @@ mod tests {
     #[test]
     fn numbers_and_times_are_written_for_people() {
         assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
-        let times = [0, 999, 1_000, 1_500, 61_000, 7_200_000, 90_000_000];
-        assert_eq!(times.map(spoken), ["0 s", "999 ms", "1 s", "1.5 s", "1 min", "2 h", "1 d"]);
+        let times = [0, 999, 1_000, 1_500, 1_960, 2_049, 61_000, 7_200_000];
+        let written = ["0 s", "999 ms", "1 s", "1.5 s", "2 s", "2 s", "1 min", "2 h"];
+        assert_eq!(times.map(spoken), written);
+        assert_eq!(spoken(90_000_000), "1 d");
     }
 }

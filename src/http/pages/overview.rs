@@ -8,15 +8,19 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use maud::{Markup, html};
+use serde::Deserialize;
 use tokio::time::Instant;
 
 use super::super::Api;
 use super::super::auth::Caller;
+use super::super::extract::Query;
 use super::super::pipelines::{Pipeline, all};
 use super::super::problem::Problem;
 use super::super::problems::findings;
-use super::lines::{Line, rounded, small};
-use super::{Refusal, bot, grouped, headline, pipeline, problems, spoken};
+use super::glance::{Charts, pipelines};
+use super::lines::{Range, ranges};
+use super::times::{aged, since};
+use super::{Refusal, bot, grouped, headline, pipeline, problems};
 use crate::clock::millis;
 use crate::config::Scope;
 use crate::id::PipelineName;
@@ -24,7 +28,7 @@ use crate::presence::{self, Process};
 use crate::problems::fullest;
 use crate::queue::{BotOrder, BotView};
 use crate::redis::{ServerInfo, StreamView};
-use crate::trend::{self, Point};
+use crate::trend::{self, Point, Series};
 
 /// Maximum age of the shown data, regardless of the number of viewers.
 const FRESH: Duration = Duration::from_millis(1_500);
@@ -36,13 +40,14 @@ const BUSIEST_FRESH: Duration = Duration::from_secs(5);
 const BUSIEST: usize = 10;
 /// With more bots than this in a pipeline, ranking them for the overview is too expensive.
 const RANKED_MAX: u64 = 50_000;
-/// An event that waits for longer, in ms, is highlighted.
-const OLD_MS: u64 = 60_000;
+/// The points of the last 24 hours change every minute.
+const MINUTES_FRESH: Duration = Duration::from_secs(15);
 
 /// The part that every token sees.
 pub(crate) struct Overview {
     pub(super) pipelines: Vec<Pipeline>,
-    pub(super) trend: Vec<Point>,
+    /// The last 15 minutes.
+    trend: Arc<Vec<Point>>,
     processes: Vec<Process>,
     redis: ServerInfo,
     /// The streams that this process is configured to read.
@@ -55,6 +60,7 @@ pub(crate) struct Busiest {
     bots: Vec<(PipelineName, BotView)>,
     /// Pipelines with too many bots to rank.
     left_out: Vec<PipelineName>,
+    now_ms: u64,
 }
 
 impl Api {
@@ -70,7 +76,7 @@ impl Api {
         let processes = presence::processes(link).await?;
         let overview = Arc::new(Overview {
             pipelines: all(self, &processes).await?,
-            trend: trend::read(link).await?,
+            trend: Arc::new(trend::read(link, Series::Recent).await?),
             processes,
             redis: fullest(link).await?,
             bus: match self.stream.as_str() {
@@ -81,6 +87,26 @@ impl Api {
         });
         *kept = Some((Instant::now(), Arc::clone(&overview)));
         Ok(overview)
+    }
+
+    /// The points of the charts of a time span.
+    pub(super) async fn trend(
+        &self,
+        overview: &Overview,
+        range: Range,
+    ) -> Result<Arc<Vec<Point>>, Problem> {
+        if range.series() == Series::Recent {
+            return Ok(Arc::clone(&overview.trend));
+        }
+        let mut kept = self.live.minutes.lock().await;
+        if let Some((at, points)) = &*kept
+            && at.elapsed() < MINUTES_FRESH
+        {
+            return Ok(Arc::clone(points));
+        }
+        let points = Arc::new(trend::read(self.queues.link(), Series::Minutes).await?);
+        *kept = Some((Instant::now(), Arc::clone(&points)));
+        Ok(points)
     }
 
     /// The longest queues among the bots that the caller may see.
@@ -112,20 +138,29 @@ impl Api {
         bots.retain(|(_, bot)| bot.depth > 0);
         bots.sort_by_key(|(_, bot)| std::cmp::Reverse(bot.depth));
         bots.truncate(BUSIEST);
-        let busiest = Arc::new(Busiest { bots, left_out });
+        let busiest = Arc::new(Busiest { bots, left_out, now_ms: millis(self.clock.now()) });
         kept.insert(caller.name().into(), (Instant::now(), Arc::clone(&busiest)));
         Ok(busiest)
     }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PageQuery {
+    #[serde(default)]
+    range: Range,
 }
 
 pub(super) async fn show(
     State(api): State<Arc<Api>>,
     caller: Caller,
     headers: HeaderMap,
+    wish: Result<Query<PageQuery>, Problem>,
 ) -> Result<Response, Refusal> {
-    let looked_at = (Arc::clone(&api), caller.clone());
-    let content = async |seen: Arc<(Arc<Api>, Caller)>| {
-        let (api, caller) = &*seen;
+    let Query(PageQuery { range }) = wish?;
+    let looked_at = (Arc::clone(&api), caller.clone(), range);
+    let content = async |seen: Arc<(Arc<Api>, Caller, Range)>| {
+        let (api, caller, range) = (&seen.0, &seen.1, seen.2);
         let facts = api.problems.facts().await;
         let panel = problems::panel(&findings(&facts, caller), facts.now_ms);
         if facts.redis.error.is_some() {
@@ -135,9 +170,10 @@ pub(super) async fn show(
         let tables = async {
             let overview = api.overview().await?;
             let busiest = api.busiest(caller, &overview).await?;
-            Ok::<_, Problem>((overview, busiest))
+            let points = api.trend(&overview, range).await?;
+            Ok::<_, Problem>((overview, busiest, points))
         };
-        let Ok(Ok((overview, busiest))) = tokio::time::timeout(WITHIN, tables).await else {
+        let Ok(Ok((overview, busiest, points))) = tokio::time::timeout(WITHIN, tables).await else {
             return Ok(without_redis(caller, &panel));
         };
         let mongodb = api.live.health.mongodb.as_ref().map(|mongodb| mongodb.now());
@@ -146,7 +182,8 @@ pub(super) async fn show(
             (panel)
             @if is_unused { (problems::first_event(api, caller)) }
         };
-        Ok(body((&overview, &busiest), mongodb, caller, &panel))
+        let charts = Charts { points: &points, range, now_ms: overview.now_ms };
+        Ok(body((&overview, &busiest), charts, mongodb, caller, &panel))
     };
     api.live.show((&caller, &headers), "Overview", looked_at, content).await
 }
@@ -161,12 +198,13 @@ fn without_redis(caller: &Caller, panel: &Markup) -> Markup {
     html! {
         (headline("Overview", caller.has_token()))
         @if caller.covers_all() { (panel) }
-        p.bad { "Redis does not answer in time, so the pipelines and bots cannot be shown. Nothing is lost. This page tries again." }
+        p.bad { "Redis does not answer in time. The pipelines and bots cannot be shown. Nothing is lost. This page tries again." }
     }
 }
 
 fn body(
     (overview, busiest): (&Overview, &Busiest),
+    charts: Charts<'_>,
     mongodb: Option<bool>,
     caller: &Caller,
     panel: &Markup,
@@ -178,8 +216,11 @@ fn body(
         (panel)
         @if sees_all { (health(overview, mongodb)) }
         section {
-            h2 { "Pipelines" }
-            @if sees_all { (pipelines(overview)) } @else { (names(overview)) }
+            div.title {
+                h2 { "Pipelines" }
+                @if sees_all { (ranges(charts.range, "")) }
+            }
+            @if sees_all { (pipelines(overview, charts)) } @else { (names(overview)) }
         }
         section {
             h2 { "Bots with the longest queues" }
@@ -215,7 +256,7 @@ fn health(overview: &Overview, mongodb: Option<bool>) -> Markup {
     let Overview { redis, bus, .. } = overview;
     let used = bytes(redis.memory_used);
     let memory = match redis.memory_max {
-        0 => format!("{used} used, no bound"),
+        0 => format!("{used} used, no limit"),
         max => format!("{used} of {} used", bytes(max)),
     };
     let full = redis.memory_max > 0 && redis.memory_used > redis.memory_max / 10 * 9;
@@ -244,66 +285,11 @@ fn card(name: &str, value: &str, bad: bool, about: &str) -> Markup {
     html! { div.bad[bad] { dt { (name) } dd { (value) } dd.about { (about) } } }
 }
 
-fn pipelines(overview: &Overview) -> Markup {
-    if overview.pipelines.is_empty() {
-        return html! {
-            p.none { "No pipeline yet. Add a section " code { "[pipelines.NAME]" } " to the configuration." }
-        };
-    }
-    html! {
-        div.wide tabindex="0" role="region" aria-label="Pipelines" {
-            table.middle {
-                thead {
-                    tr {
-                        th scope="col" { "Pipeline" }
-                        th scope="col" { "State" }
-                        th.number scope="col" { "Events" }
-                        th scope="col" { "last 15 minutes" }
-                        th.number scope="col" { "Oldest" }
-                        th.number scope="col" { "In /s" }
-                        th.number scope="col" { "Out /s" }
-                        th scope="col" { "last 15 minutes" }
-                        th.number scope="col" { "Workers" }
-                        th.number scope="col" { "Bots waiting" }
-                        th.number scope="col" { "Dead letters" }
-                    }
-                }
-                tbody { @for pipeline in &overview.pipelines { (row(overview, pipeline)) } }
-            }
-        }
-    }
-}
-
-fn row(overview: &Overview, of: &Pipeline) -> Markup {
-    let Pipeline { name, view, pace, .. } = of;
-    #[expect(clippy::cast_precision_loss, reason = "a picture")]
-    let depth = Line::new(&overview.trend, name, overview.now_ms, |sample| sample.depth as f64);
-    let out = Line::new(&overview.trend, name, overview.now_ms, |sample| sample.settled_per_second);
-    let path = pipeline::path(name);
-    html! {
-        tr data-key=(name) {
-            th scope="row" { a href=(path) { (name) } }
-            td { (state(of)) }
-            td.number.zero[view.depth == 0] { (grouped(view.depth)) }
-            td { (small(&format!("Events queued in {name}"), &depth)) }
-            td.number.zero[view.oldest_age_ms == 0].old[view.oldest_age_ms > OLD_MS] { (spoken(view.oldest_age_ms)) }
-            td.number.zero[pace.queued_per_second == 0.0] { (rounded(pace.queued_per_second)) }
-            td.number.zero[pace.settled_per_second == 0.0] { (rounded(pace.settled_per_second)) }
-            td { (small(&format!("Events a second out of {name}"), &out)) }
-            td.number { (pace.workers_busy) " of " (pace.workers_target) }
-            td.number.zero[view.ready + view.parked == 0] { (grouped(view.ready + view.parked)) }
-            td.number.zero[view.dead == 0] {
-                @if view.dead > 0 { a href={ (path) "/dead" } { (grouped(view.dead)) } } @else { "0" }
-            }
-        }
-    }
-}
-
 /// The state of a pipeline by configuration and operator.
 pub(super) fn state(pipeline: &Pipeline) -> Markup {
     html! {
         @if pipeline.view.stopped { span.off { "paused" } }
-        @else if !pipeline.enabled { span.none { "not here" } }
+        @else if !pipeline.enabled { span.none { "not run here" } }
         @else if pipeline.pace.workers_max == 0 { span.off { "no workers" } }
         @else { "runs" }
     }
@@ -312,34 +298,36 @@ pub(super) fn state(pipeline: &Pipeline) -> Markup {
 pub(super) fn ranking(busiest: &Busiest) -> Markup {
     html! {
         @if busiest.bots.is_empty() && busiest.left_out.is_empty() {
-            p.none { "Nothing waits." }
+            p.none { "No queued events." }
         }
         @if !busiest.bots.is_empty() {
-            table {
-                thead {
-                    tr {
-                        th scope="col" { "Bot" }
-                        th scope="col" { "Pipeline" }
-                        th.number scope="col" { "Events" }
-                        th.number scope="col" { "Oldest" }
-                        th scope="col" { "State" }
+            div.wide tabindex="0" role="region" aria-label="Bots with the longest queues" {
+                table {
+                    thead {
+                        tr {
+                            th scope="col" { "Bot" }
+                            th scope="col" { "Pipeline" }
+                            th.number scope="col" { "Events" }
+                            th.number scope="col" { "Oldest" }
+                            th scope="col" { "State" }
+                        }
                     }
-                }
-                tbody {
-                    @for (pipeline, look) in &busiest.bots {
-                        tr data-key={ (pipeline) "/" (look.bot) } {
-                            th.text scope="row" { a href=(bot::path(&look.bot)) { (look.bot) } }
-                            td { a href=(super::pipeline::path(pipeline)) { (pipeline) } }
-                            td.number { (grouped(look.depth)) }
-                            td.number { (spoken(look.oldest_age_ms)) }
-                            td { (bot::state(look.state)) }
+                    tbody {
+                        @for (pipeline, look) in &busiest.bots {
+                            tr data-key={ (pipeline) "/" (look.bot) } {
+                                th.text scope="row" { a href=(bot::path(&look.bot)) { (look.bot) } }
+                                td { a href=(super::pipeline::path(pipeline)) { (pipeline) } }
+                                td.number { (grouped(look.depth)) }
+                                td.number { (aged(look.oldest_age_ms, busiest.now_ms)) }
+                                td { (bot::state(look.state)) }
+                            }
                         }
                     }
                 }
             }
         }
         @for name in &busiest.left_out {
-            p.none { "Too many bots wait in " a href=(pipeline::path(name)) { (name) } " to rank them here; its own page ranks them." }
+            p.none { a href=(pipeline::path(name)) { (name) } " has too many bots to rank them here. Its page ranks them." }
         }
     }
 }
@@ -367,7 +355,7 @@ fn processes(overview: &Overview) -> Markup {
                                 td.number { (process.pid) }
                                 td { (process.roles.join(", ")) }
                                 td { (process.version) }
-                                td.number { (spoken(overview.now_ms.saturating_sub(process.started_ms) / 1_000 * 1_000)) }
+                                td.number { (since(process.started_ms, overview.now_ms)) }
                             }
                         }
                     }
@@ -401,12 +389,16 @@ mod tests {
         let name = PipelineName::parse("shop").unwrap();
         Overview {
             pipelines: vec![Pipeline { name, enabled: true, view, pace }],
-            trend: Vec::new(),
+            trend: Arc::default(),
             processes: Vec::new(),
             redis: ServerInfo { memory_used: 95, memory_max: 100, ..ServerInfo::default() },
             bus: None,
             now_ms: 0,
         }
+    }
+
+    fn charts() -> Charts<'static> {
+        Charts { points: &[], range: Range::Recent, now_ms: 0 }
     }
 
     #[test]
@@ -429,7 +421,8 @@ mod tests {
         let bots = vec![(PipelineName::parse("shop").unwrap(), look)];
         let left_out = vec![PipelineName::parse("crowd").unwrap()];
         let page = body(
-            (&overview(), &Busiest { bots, left_out }),
+            (&overview(), &Busiest { bots, left_out, now_ms: 0 }),
+            charts(),
             Some(false),
             &caller,
             &problems::panel(&[], 0),
@@ -453,8 +446,9 @@ mod tests {
     #[test]
     fn a_token_of_certain_bots_sees_no_numbers_of_all_bots_and_no_machines() {
         let caller = Caller::new("shop", vec![Scope::Read], &["shop-*".to_owned()]);
-        let busiest = Busiest { bots: Vec::new(), left_out: Vec::new() };
-        let page = body((&overview(), &busiest), Some(true), &caller, &html! {}).into_string();
+        let busiest = Busiest { bots: Vec::new(), left_out: Vec::new(), now_ms: 0 };
+        let page =
+            body((&overview(), &busiest), charts(), Some(true), &caller, &html! {}).into_string();
         assert!(page.contains("/pipelines/shop"), "{page}");
         for hidden in ["1,234", "12.5", "Redis", "Processes", "MongoDB"] {
             assert!(!page.contains(hidden), "{hidden} is in {page}");

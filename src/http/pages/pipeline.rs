@@ -14,12 +14,15 @@ use super::super::bots::Sort;
 use super::super::extract::{Path, Query};
 use super::super::pipelines::{Pipeline, PipelinePath};
 use super::super::problem::{Kind, Problem};
-use super::lines::{Line, large, rounded};
-use super::overview::{Overview, may_stop, state};
-use super::{Refusal, bot, grouped, headline, spoken};
+use super::glance::Charts;
+use super::lines::{Combine, Range, Unit, large, ranges, rounded};
+use super::overview::{may_stop, state};
+use super::times::aged;
+use super::{Refusal, bot, grouped, headline};
 use crate::config::{PUSH, PipelineConfig};
 use crate::id::{BotId, PipelineName};
 use crate::queue::{BotCursor, BotPage};
+use crate::trend::Sample;
 
 /// Number of bots per page.
 const BOTS: usize = 50;
@@ -29,7 +32,16 @@ const BOTS: usize = 50;
 pub(super) struct PageQuery {
     #[serde(default)]
     sort: Sort,
+    #[serde(default)]
+    range: Range,
     cursor: Option<String>,
+}
+
+impl PageQuery {
+    /// The query of the same page with another order of the bots.
+    fn sorted(&self, sort: Sort) -> String {
+        format!("?sort={}&range={}", sort.as_str(), self.range.as_str())
+    }
 }
 
 /// The path of a pipeline's page. A name needs no encoding.
@@ -63,7 +75,9 @@ pub(super) async fn show(
         // The target of a pipeline is not shown to tenants.
         let config = api.queues.configured(pipeline).filter(|_| caller.check_all_bots().is_ok());
         let about = config.map(about);
-        Ok(body(&overview, look, about.as_deref(), (&bots, next.as_deref()), wish, caller))
+        let points = api.trend(&overview, wish.range).await?;
+        let charts = Charts { points: &points, range: wish.range, now_ms: overview.now_ms };
+        Ok(body(charts, look, about.as_deref(), (&bots, next.as_deref()), wish, caller))
     };
     api.live.show((&caller, &headers), &title, looked_at, content).await
 }
@@ -101,7 +115,7 @@ fn about(config: &PipelineConfig) -> String {
 }
 
 fn body(
-    overview: &Overview,
+    charts: Charts<'_>,
     look: &Pipeline,
     about: Option<&str>,
     bots: (&BotPage, Option<&str>),
@@ -115,15 +129,15 @@ fn body(
             p { (state(look)) @if let Some(about) = about { "; " (about) } }
             @if may_stop(caller) { (switch(name, view.stopped)) }
         }
-        @if caller.covers_all() { (numbers(overview, look)) } @else {
+        @if caller.covers_all() { (numbers(charts, look, wish)) } @else {
             p { a href={ (path(name)) "/dead" } { "Dead letters" } }
         }
         section #bots {
             div.title {
                 h2 { "Bots" }
                 nav.choice aria-label="Order of the bots" {
-                    (choice(wish.sort == Sort::Depth, "?sort=depth#bots", "Longest queue"))
-                    (choice(wish.sort == Sort::Age, "?sort=age#bots", "Oldest event"))
+                    (choice(wish.sort == Sort::Depth, &format!("{}#bots", wish.sorted(Sort::Depth)), "Longest queue"))
+                    (choice(wish.sort == Sort::Age, &format!("{}#bots", wish.sorted(Sort::Age)), "Oldest event"))
                 }
             }
             @if caller.covers_all() {
@@ -132,18 +146,22 @@ fn body(
                     (grouped(view.parked)) " parked (retrying, waiting to batch, or held back by their rate), " (grouped(view.paused)) " paused."
                 }
             }
-            (table(bots, wish))
+            (table(bots, wish, charts.now_ms))
         }
     }
 }
 
 /// The numbers of all bots together.
-fn numbers(overview: &Overview, look: &Pipeline) -> Markup {
+fn numbers(charts: Charts<'_>, look: &Pipeline, wish: &PageQuery) -> Markup {
     let Pipeline { name, view, pace, .. } = look;
     html! {
         dl.cards {
             (card("Events", &grouped(view.depth), "in the queues"))
-            (card("Oldest", &spoken(view.oldest_age_ms), "age of the oldest first event of a bot that is not paused"))
+            div {
+                dt { "Oldest" }
+                dd { (aged(view.oldest_age_ms, charts.now_ms)) }
+                dd.about { "age of the oldest event of the bots that are not paused" }
+            }
             (card("In", &format!("{}/s", rounded(pace.queued_per_second)), "copied from the bus"))
             (card("Out", &format!("{}/s", rounded(pace.settled_per_second)), "done, dead or delayed"))
             (card("Workers", &format!("{} of {}", pace.workers_busy, pace.workers_target), &format!("busy of the current target; maximum {}", pace.workers_max)))
@@ -154,26 +172,53 @@ fn numbers(overview: &Overview, look: &Pipeline) -> Markup {
                 dd.about { "failed for good; can be redriven" }
             }
         }
-        section {
-            h2 { "Events in the queues" }
-            @let depth = line(overview, name, |sample| sample.depth);
-            (large(&format!("Events in the queues of {name}"), &[("Events", depth)]))
-        }
-        section {
-            h2 { "Events a second" }
-            @let (queued, settled) = (rate(overview, name, |sample| sample.queued_per_second), rate(overview, name, |sample| sample.settled_per_second));
-            (large(&format!("Events a second in and out of {name}"), &[("in", queued), ("out", settled)]))
+        section #charts {
+            div.title {
+                h2 { "Charts" }
+                (ranges(wish.range, &format!("&sort={}#charts", wish.sort.as_str())))
+            }
+            div.charts { (pictures(charts, name)) }
         }
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a picture")]
-fn line(overview: &Overview, name: &PipelineName, pick: fn(&crate::trend::Sample) -> u64) -> Line {
-    Line::new(&overview.trend, name, overview.now_ms, |sample| pick(sample) as f64)
-}
-
-fn rate(overview: &Overview, name: &PipelineName, pick: fn(&crate::trend::Sample) -> f64) -> Line {
-    Line::new(&overview.trend, name, overview.now_ms, pick)
+fn pictures(charts: Charts<'_>, name: &PipelineName) -> Markup {
+    let mean = |pick: fn(&Sample) -> f64| charts.line(name, Combine::Mean, pick);
+    let max = |pick: fn(&Sample) -> f64| charts.line(name, Combine::Max, pick);
+    let events = [("Events", max(|sample| sample.depth))];
+    let rates = [
+        ("in", mean(|sample| sample.queued_per_second)),
+        ("out", mean(|sample| sample.settled_per_second)),
+    ];
+    let times =
+        [("mean", mean(|sample| sample.call_ms)), ("slowest", max(|sample| sample.call_max_ms))];
+    let calls = [
+        ("all", mean(|sample| sample.calls_per_second)),
+        ("failed", mean(|sample| sample.failed_per_second)),
+    ];
+    let oldest = [("Oldest", max(|sample| sample.oldest_age_ms))];
+    html! {
+        div {
+            h3 { "Events in the queues" }
+            (large(&format!("Events in the queues of {name}"), &events, Unit::Count, "Of all bots together; the largest number of each moment."))
+        }
+        div {
+            h3 { "Events a second" }
+            (large(&format!("Events a second in and out of {name}"), &rates, Unit::Count, "The sum of all processes."))
+        }
+        div {
+            h3 { "Time of a call" }
+            (large(&format!("Time of a call in {name}"), &times, Unit::Milliseconds, "How long the handler takes for a slice: the mean over the calls of all processes, and the slowest call."))
+        }
+        div {
+            h3 { "Calls a second" }
+            (large(&format!("Calls a second in {name}, all and failed"), &calls, Unit::Count, "The sum of all processes. A call fails if it completes no event."))
+        }
+        div {
+            h3 { "Age of the oldest event" }
+            (large(&format!("Age of the oldest event in {name}"), &oldest, Unit::Milliseconds, "Of the bots that are not paused; the largest age of each moment."))
+        }
+    }
 }
 
 fn card(name: &str, value: &str, about: &str) -> Markup {
@@ -194,7 +239,7 @@ fn switch(name: &PipelineName, stopped: bool) -> Markup {
     }
 }
 
-fn table((bots, next): (&BotPage, Option<&str>), wish: &PageQuery) -> Markup {
+fn table((bots, next): (&BotPage, Option<&str>), wish: &PageQuery, now_ms: u64) -> Markup {
     html! {
         @if bots.bots.is_empty() {
             p.none { "No bot has queued events, is parked or is paused." }
@@ -217,7 +262,7 @@ fn table((bots, next): (&BotPage, Option<&str>), wish: &PageQuery) -> Markup {
                                 th.text scope="row" { a href=(bot::path(&look.bot)) { (look.bot) } }
                                 td { (bot::state(look.state)) }
                                 td.number { (grouped(look.depth)) }
-                                td.number { (spoken(look.oldest_age_ms)) }
+                                td.number { (aged(look.oldest_age_ms, now_ms)) }
                                 td.number.zero[look.attempts == 0] { (look.attempts) }
                                 td.number { (look.weight) }
                             }
@@ -226,7 +271,7 @@ fn table((bots, next): (&BotPage, Option<&str>), wish: &PageQuery) -> Markup {
                 }
             }
             @if let Some(next) = next {
-                p { a href={ "?sort=" (wish.sort.as_str()) "&cursor=" (next) "#bots" } { "Next " (BOTS) } }
+                p { a href={ (wish.sorted(wish.sort)) "&cursor=" (next) "#bots" } { "Next " (BOTS) } }
             }
         }
     }

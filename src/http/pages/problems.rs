@@ -4,7 +4,9 @@ use maud::{Markup, html};
 
 use super::super::Api;
 use super::super::auth::Caller;
-use super::{pipeline, spoken};
+use super::times::since;
+use super::{pipeline, publish};
+use crate::config::Scope;
 use crate::problems::{Facts, Finding, Severity};
 use crate::redis::StreamKind;
 
@@ -14,7 +16,7 @@ pub(super) fn panel(found: &[Finding], now_ms: u64) -> Markup {
         section.problems aria-label="Problems" {
             h2 { "Problems" }
             @if found.is_empty() {
-                p.fine { "Nothing is wrong." }
+                p.fine { "No problems found." }
             } @else {
                 ul {
                     @for finding in found { (item(finding, now_ms)) }
@@ -37,8 +39,8 @@ fn item(finding: &Finding, now_ms: u64) -> Markup {
             p {
                 span class={ "mark " (kind) } { (severity.as_str()) }
                 " " (problem)
-                @if let Some(since) = since_ms {
-                    span.none { " (since " (spoken(now_ms.saturating_sub(*since) / 1_000 * 1_000)) ")" }
+                @if let Some(at) = since_ms {
+                    span.none { " (for " (since(*at, now_ms)) ")" }
                 }
             }
             p.remedy {
@@ -63,20 +65,20 @@ pub(super) fn is_unused(facts: &Facts) -> bool {
 
 /// How to publish a first event.
 pub(super) fn first_event(api: &Api, caller: &Caller) -> Markup {
-    let mut kinds = api.queues.all_configured().filter(|(name, config)| {
-        config.enabled && api.queues.takes_of_bus(name) && !crate::config::is_built_in(name)
-    });
-    let kind = kinds.find_map(|(_, config)| config.events.first());
-    let kind = kind.map(|glob| glob.replace('*', "created"));
     html! {
         section.first {
             h2 { "Publish a first event" }
-            p { "Nothing was published yet." }
-            @if let Some(kind) = &kind {
+            @if let Some(kind) = publish::example(api) {
                 @let event = format!(r#"{{"specversion":"1.0","id":"1","source":"try","type":"{kind}","botid":"bot-1"}}"#);
-                p { "Run this command in the directory of the configuration:" }
+                @if caller.check_scope(Scope::Publish).is_ok() {
+                    p { "Nothing was published yet. Publish an event here, and see what happens to it:" }
+                    (publish::form_for(kind))
+                    p { "Or run this command in the directory of the configuration:" }
+                } @else {
+                    p { "Nothing was published yet. Run this command in the directory of the configuration:" }
+                }
                 pre { code { "echo '" (event) "' | fairlane publish" } }
-                p { "Or over HTTP, with the address of this page:" }
+                p { "Or send it over HTTP, to the address of this page:" }
                 pre { code {
                     "curl -i http://127.0.0.1:8080/v1/events -H 'content-type: application/cloudevents+json' "
                     @if caller.has_token() { "-H \"authorization: Bearer $TOKEN\" " }

@@ -13,11 +13,17 @@ pub(super) async fn show() -> Response {
 
 /// Renders what the runbook uses of Markdown: headings, paragraphs, code, bold text, links.
 fn body(text: &str) -> Markup {
+    let headings = text.lines().filter_map(|line| line.strip_prefix("## "));
     let mut sections = text.split("\n## ");
     let first = sections.next().unwrap_or_default().trim_start_matches("# Runbook");
     html! {
         h1 { "Runbook" }
         (blocks(first))
+        nav aria-label="Sections" {
+            ul.contents {
+                @for heading in headings { li { a href={ "#" (anchor(heading)) } { (heading) } } }
+            }
+        }
         @for section in sections {
             @let (heading, rest) = section.split_once('\n').unwrap_or((section, ""));
             section id=(anchor(heading)) {
@@ -95,6 +101,7 @@ mod tests {
         for code in Code::ALL {
             let anchor = code.runbook().strip_prefix("docs/runbook.md#").unwrap();
             assert!(page.contains(&format!("<section id=\"{anchor}\">")), "{code:?}: {anchor}");
+            assert!(page.contains(&format!("href=\"#{anchor}\"")), "{code:?}: {anchor}");
         }
     }
 

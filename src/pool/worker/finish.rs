@@ -276,6 +276,7 @@ impl Worker {
     /// Records the duration of a handler that got this number of events.
     pub(super) fn observe_events(&self, events: usize, took: Duration) {
         self.shared.metrics.handle_seconds.record(took.as_secs_f64());
+        self.shared.meter.calls.took(took);
         #[expect(clippy::cast_precision_loss, reason = "a slice has at most 5,000 events")]
         self.shared.metrics.slice_events.record(events as f64);
         self.shared.estimate.observe(took, events);

@@ -42,7 +42,8 @@ async fn stored(connection: &mut MultiplexedConnection) -> BTreeMap<String, Stri
         };
         let length: u64 = redis::cmd(command).arg(&key).query_async(connection).await.unwrap();
         // The instance writes these on its own: its presence, clocks and offsets.
-        let own = ["fl:pipelines", "fl:shards", "fl:processes", "fl:trend"].contains(&key.as_str());
+        let own = ["fl:pipelines", "fl:shards", "fl:processes", "fl:trend", "fl:trend-minutes"]
+            .contains(&key.as_str());
         if !own && !key.ends_with(":meta") && !key.ends_with(":read") && !key.ends_with(":hwm") {
             stored.insert(key, format!("{kind} {length}"));
         }

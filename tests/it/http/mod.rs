@@ -4,11 +4,13 @@
 mod auth;
 mod balancers;
 mod browser;
+mod choices;
 mod contract;
 mod cors;
 mod events;
 mod find;
 mod hostile;
+mod looks;
 mod operators;
 mod overload;
 mod pages;

@@ -29,7 +29,7 @@ pub(super) fn sent(by: By, times: &[(String, Stats)]) -> Markup {
     let mut kinds: Vec<(&str, u64)> = sums.into_iter().filter(|(_, n)| *n > 0).collect();
     kinds.sort_by_key(|(kind, n)| (std::cmp::Reverse(*n), *kind));
     if kinds.is_empty() {
-        return html! { p.none { "None in this period." } };
+        return html! { p.none { "No notifications in this period." } };
     }
     let named: Vec<&str> = kinds.iter().take(TYPES).map(|(kind, _)| *kind).collect();
     let rest = kinds.len() > TYPES;

@@ -206,7 +206,7 @@ fn table(first: &str, rows: &[Row]) -> Markup {
         |ms: Option<u64>| ms.map_or_else(|| "–".to_owned(), |ms| format!("≤ {}", spoken(ms)));
     html! {
         @if rows.is_empty() {
-            p.none { "None in this period." }
+            p.none { "No notifications in this period." }
         } @else {
             div.wide tabindex="0" role="region" aria-label=(first) {
                 table {
@@ -240,9 +240,9 @@ fn breakers(breakers: &[(String, Breaker)]) -> Markup {
     html! {
         section {
             h2 { "Hosts with an open circuit breaker" }
-            p { "After five consecutive failures a circuit breaker opens for 5 to 60 seconds, then lets one probe through: that of a bot at the host, or that of the host if it cannot be reached or fails for several bots. The notifications that it holds back wait; other hosts are not affected." }
+            p { "After five consecutive failures a circuit breaker opens for 5 to 60 seconds. Then it lets one probe through. It concerns one bot at the host, or the whole host if it cannot be reached or fails for several bots. The notifications that it holds back wait. Other hosts are not affected." }
             @if breakers.is_empty() {
-                p.none { "None." }
+                p.none { "All hosts are called." }
             } @else {
                 table {
                     thead { tr { th scope="col" { "Host" } th.number scope="col" { "Consecutive failures" } th.number scope="col" { "Next probe in" } th scope="col" { "Process" } } }
@@ -274,7 +274,7 @@ fn letters(view: &View) -> Markup {
                 }
             }
             @if view.letters.is_empty() {
-                p.none { "None." }
+                p.none { "No dead letters." }
             } @else {
                 p {
                     "The newest " (LETTERS) "; "
@@ -283,7 +283,7 @@ fn letters(view: &View) -> Markup {
                 }
                 div.wide tabindex="0" role="region" aria-label="Dead letters" {
                     table {
-                        thead { tr { th scope="col" { "Died" } th scope="col" { "Bot" } th scope="col" { "Type" } th scope="col" { "URL" } th.number scope="col" { "Attempts" } th scope="col" { "Reason" } th scope="col" { "" } } }
+                        thead { tr { th scope="col" { "Died" } th scope="col" { "Bot" } th scope="col" { "Type" } th scope="col" { "URL" } th.number scope="col" { "Attempts" } th scope="col" { "Reason" } th scope="col" { "Action" } } }
                         tbody { @for letter in &view.letters { (letter_row(view, letter)) } }
                     }
                 }
@@ -362,8 +362,9 @@ mod tests {
         let mut view = view(Stats::new());
         view.breakers.clear();
         let page = body(&view, "/notifications", false).into_string();
-        assert_eq!(page.matches("None in this period.").count(), 3, "{page}");
-        assert_eq!(page.matches("None.").count(), 2, "{page}");
+        assert_eq!(page.matches("No notifications in this period.").count(), 3, "{page}");
+        assert!(page.contains("All hosts are called."), "{page}");
+        assert!(page.contains("No dead letters."), "{page}");
         assert!(!page.contains("NaN") && !page.contains("Log out"), "{page}");
     }
 }

@@ -15,6 +15,7 @@
 //! have pages at the same time, and others wait. A page waits up to [`PATIENCE`] for each element
 //! that a test looks for. If the element is still missing, the failure shows the page.
 
+mod axe;
 mod chromium;
 mod tests;
 

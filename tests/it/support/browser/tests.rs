@@ -164,3 +164,21 @@ async fn each_page_has_a_window_and_cookies_of_its_own() {
     assert!(png.starts_with(b"\x89PNG"));
     assert_eq!(png[16..24], [0, 0, 1, 144, 0, 0, 1, 44], "400 x 300");
 }
+
+#[tokio::test]
+async fn the_rules_of_axe_find_what_they_must() {
+    let (_site, page) = site(&[
+        ("/good", "<main><h1>Good</h1><p>Text</p></main>"),
+        ("/bad", "<main><h1>Bad</h1><input><img src=/favicon.ico></main>"),
+    ])
+    .await;
+    page.goto("/good").await;
+    let found = page.violations().await;
+    assert!(found.is_empty(), "{found:?}");
+    page.goto("/bad").await;
+    let found = page.violations().await;
+    for rule in ["label:", "image-alt:"] {
+        let named = found.iter().find(|one| one.about.starts_with(rule));
+        assert!(named.is_some_and(|one| one.impact == "critical"), "{rule}: {found:?}");
+    }
+}
