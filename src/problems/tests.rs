@@ -223,8 +223,13 @@ fn a_token_of_certain_bots_sees_only_what_concerns_them() {
 #[test]
 fn a_bot_that_its_rate_holds_back_for_a_moment_is_no_finding() {
     let mut facts = healthy();
-    facts.pipelines[0].throttled = Some(throttled("a", 40_000));
+    facts.pipelines[0].throttled = Some(throttled("a", 98_000));
     assert_eq!(find(&facts, Viewer::All), []);
+    for (since_ms, severity) in [(97_999, Severity::Notice), (39_999, Severity::Warning)] {
+        facts.pipelines[0].throttled = Some(throttled("a", since_ms));
+        let found = find(&facts, Viewer::All);
+        assert_eq!((found[0].code, found[0].severity), (Code::BotsThrottled, severity));
+    }
 }
 
 #[test]
