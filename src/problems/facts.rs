@@ -14,9 +14,9 @@ use crate::queue::{Failing, LetterOfBot, PipelineView, Queue, Throttled};
 use crate::redis::{Link, RedisError, ServerInfo, StreamView};
 
 /// Time limit of one part.
-const LIMIT: Duration = Duration::from_secs(3);
+const LIMIT: Duration = Duration::from_secs(2);
 /// Time limit of all parts together: those behind it are not looked at.
-const ALL: Duration = Duration::from_secs(6);
+const ALL: Duration = Duration::from_secs(5);
 /// Pings that measure the latency: the best one counts. The first may include the connection.
 const PINGS: usize = 3;
 /// After this time no further ping is sent, but the second one is.
@@ -167,6 +167,11 @@ impl Facts {
             limit.of(invalid_entries(link)),
             join_all(site.streams().iter().map(|name| limit.of(StreamView::read(link, name)))),
         );
+        // It stopped to answer behind the ping.
+        if let (Err(error), Err(_)) = (&info, &processes) {
+            facts.redis = RedisFacts { error: Some(error.clone()), ..redis };
+            return facts;
+        }
         redis.info = facts.part("the state of Redis", info);
         facts.redis = redis;
         facts.invalid = facts.part("unreadable bus entries", invalid).unwrap_or_default();

@@ -10,6 +10,7 @@ mod stores;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -117,6 +118,12 @@ impl Scene {
             .replace(": 5s", &format!(": {}s", SCRAPE.as_secs()));
         let prometheus = Prometheus::start(&config, &read("dashboards/alerts.yml")).await;
         let scene = Self { served, looking, prometheus, dir, stalls };
+        // The first scrapes are a few seconds after the start of Prometheus.
+        eventually(LONG, "every process is scraped", async || {
+            let found = scene.prometheus.query("count_over_time(up[1m]) > 1").await;
+            found.unwrap().len() == scene.served.len()
+        })
+        .await;
         scene.calms().await;
         scene
     }
@@ -208,53 +215,55 @@ impl Scene {
 
     /// Waits until the trouble shows everywhere. Prints the times, and checks them.
     async fn shows(&self, trouble: &Trouble, began: Instant) {
-        let at = |what: &'static str| {
-            let message = format!("{}: {what} shows {}", trouble.name, trouble.code);
-            move |since: Instant| {
-                assert!(since.elapsed() < LONG, "{message}");
-                since.elapsed()
-            }
+        let seen = Mutex::new(Vec::new());
+        let waits = |what: &'static str| {
+            assert!(
+                began.elapsed() < LONG,
+                "{}: {what} does not show {}, but {:?}",
+                trouble.name,
+                trouble.code,
+                seen.lock().unwrap(),
+            );
+            tokio::time::sleep(POLL)
+        };
+        let is_seen = |what: &'static str| {
+            let took = began.elapsed();
+            seen.lock().unwrap().push((what, took));
+            took
         };
         let status = async {
             let mut found = self.status(trouble).await;
             while found.it.is_none() {
-                at("status")(began);
-                tokio::time::sleep(POLL).await;
+                waits("status").await;
                 found = self.status(trouble).await;
             }
-            (began.elapsed(), found)
+            (is_seen("status"), found)
         };
         let listed = async {
-            let mut found = Found::of(&self.listed().await["problems"], trouble);
-            while found.it.is_none() {
-                at("GET /v1/problems")(began);
-                tokio::time::sleep(POLL).await;
-                found = Found::of(&self.listed().await["problems"], trouble);
+            while Found::of(&self.listed().await["problems"], trouble).it.is_none() {
+                waits("GET /v1/problems").await;
             }
-            began.elapsed()
+            is_seen("GET /v1/problems")
         };
         let key = format!("data-key=\"{}/{}\"", trouble.code, trouble.pipeline);
         let page = async {
             while !self.page().await.contains(&key) {
-                at("the page")(began);
-                tokio::time::sleep(POLL).await;
+                waits("the page").await;
             }
-            began.elapsed()
+            is_seen("the page")
         };
         let series = (trouble.code.to_owned(), trouble.pipeline.to_owned());
         let metric = async {
             while !self.metrics().await.contains(&series) {
-                at("the metric")(began);
-                tokio::time::sleep(POLL).await;
+                waits("the metric").await;
             }
-            began.elapsed()
+            is_seen("the metric")
         };
         let alert = async {
             while self.alert(trouble.alert).await.1 == 0 {
-                at("the alert")(began);
-                tokio::time::sleep(POLL).await;
+                waits("the alert").await;
             }
-            began.elapsed()
+            is_seen("the alert")
         };
         let ((status, found), listed, page, metric, alert) =
             tokio::join!(status, listed, page, metric, alert);

@@ -6,7 +6,7 @@ use super::{LONG, SAFE, Scene, Trouble};
 use crate::support::config::config;
 use crate::support::counter_fleet::Stores;
 use crate::support::mongo;
-use crate::support::proxy::{Proxy, ProxyMode};
+use crate::support::proxy::distance::Distance;
 use crate::support::redis::{Persistence, RedisServer};
 
 const ALL: &str = "ingest,work,http,schedule";
@@ -14,7 +14,7 @@ const ALL: &str = "ingest,work,http,schedule";
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_redis_shows_within_seconds() {
     let server = RedisServer::start(SAFE);
-    let proxy = Proxy::start(server.tcp_addr()).await;
+    let proxy = Distance::start(server.tcp_addr()).await;
     let url = format!("{:?}", proxy.url());
     let config =
         config(&server, "slow", &[("redis.url", &url), ("pipelines.slow.handler", "\"log\"")]);
@@ -30,9 +30,9 @@ async fn a_slow_redis_shows_within_seconds() {
     };
     scene.is_quiet(&trouble).await;
     let began = Instant::now();
-    proxy.set(ProxyMode::Delay(Duration::from_millis(150)));
+    proxy.set(Duration::from_millis(150));
     scene.shows(&trouble, began).await;
-    proxy.set(ProxyMode::Pass);
+    proxy.set(Duration::ZERO);
     scene.ends(&trouble).await;
 }
 
