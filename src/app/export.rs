@@ -24,7 +24,12 @@ impl Export {
         let headers = headers(&config.tracing)?;
         let TracingConfig { endpoint, root_ratio, buffer, timeout, service_name, .. } =
             config.tracing.clone();
-        let Some(endpoint) = endpoint else { return Ok((Tracer::default(), Self::default())) };
+        let Some(endpoint) = endpoint else {
+            if let Some(problem) = &config.tracing.unusable {
+                tracing::warn!(problem, "no spans are exported: this variable cannot be used");
+            }
+            return Ok((Tracer::default(), Self::default()));
+        };
         let service = service_name;
         let settings = Settings { endpoint, headers, root_ratio, buffer, timeout, service };
         let (tracer, exporter) = Exporter::new(settings, clock).map_err(|source| {

@@ -41,7 +41,12 @@ pub(super) async fn watch(problems: Arc<Problems>, activity: Arc<Activity>, shut
         due = now + EVERY;
         let mut found = BTreeSet::new();
         if activity.is_sampled_here() && metrics::was_scraped(SCRAPED) {
-            let findings = find(&*problems.facts().await, Viewer::All);
+            let facts = problems.facts().await;
+            if !facts.not_seen.is_empty() {
+                // The next look may find the reason.
+                due = Instant::now();
+            }
+            let findings = find(&facts, Viewer::All);
             found.extend(findings.into_iter().map(|found| (found.code, found.pipeline)));
         }
         for (code, pipeline) in shown.difference(&found) {

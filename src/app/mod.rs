@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
@@ -265,7 +266,8 @@ impl App {
             let target = site.target.clone();
             Arc::new(Link::new(target, Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT))
         };
-        let health = |link| Health {
+        let health = |link: Arc<Link>| Health {
+            problems: (Arc::new(site.problems(&link, mongodb.clone())), Handle::current()),
             link,
             mongodb: mongodb.clone(),
             leaving: shutdown.leaving.clone(),

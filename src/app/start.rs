@@ -128,14 +128,14 @@ impl Site {
             targets: Policy::Tenant(config.callbacks.allow_nets.clone().into()),
             live: Live::new(health.clone()),
             tracer: self.tracer.clone(),
-            problems: Arc::new(self.problems(&health.link, health.mongodb.clone())),
+            problems: Arc::clone(&health.problems.0),
             searches: LargeReads::default(),
             large_reads: LargeReads::default(),
         }
     }
 
     /// Where the findings are read.
-    fn problems(&self, prompt: &Arc<Link>, mongodb: Option<Arc<Reachable>>) -> Problems {
+    pub(super) fn problems(&self, prompt: &Arc<Link>, mongodb: Option<Arc<Reachable>>) -> Problems {
         let Self { config, clock, links, needs, .. } = self;
         let queues = Queues::new(
             config.pipelines.clone(),

@@ -131,9 +131,13 @@ async fn begin(session: &Session, output: Output, args: &ReplayArgs) -> Result<(
         streams: session.config.bus.streams.clone(),
     };
     let replay = open(session, spec)?;
-    let (found, _) = replay.survey(replay.start(), None).await?;
+    let copied = replay.copied().await?;
+    let (found, _) = replay.survey(replay.start(), &copied, None).await?;
     if args.dry_run {
         return output.show(&found, |found| describe(output, &replay.spec, found, millis(now)));
+    }
+    if found.not_copied > 0 {
+        eprintln!("note: {}", left_alone(found.not_copied));
     }
     if let Some(gone) = found.gone_until_ms {
         eprintln!("note: the bus no longer has all entries from before {}", rfc3339(gone));
@@ -148,7 +152,7 @@ async fn begin(session: &Session, output: Output, args: &ReplayArgs) -> Result<(
         confirm(&question, args.yes, "replaying events")?;
     }
     let id = uuid::Uuid::now_v7().to_string();
-    let run = replay.run(&id, Some(found.events)).await??;
+    let run = replay.run(&id, Some((found.events, copied))).await??;
     eprintln!("replay {id}; if it is interrupted: fairlane replay --continue {id}");
     put(output, &replay, run, args.rate).await
 }
@@ -248,6 +252,9 @@ fn describe(output: Output, spec: &Spec, found: &Survey, now_ms: u64) -> String 
         let _ = write!(text, "\nfirst     {}\nlast      {}", at(first), at(last));
     }
     let _ = write!(text, "\nread      {} of the bus", entries(found.entries));
+    if found.not_copied > 0 {
+        let _ = write!(text, "\nleft      {}", left_alone(found.not_copied));
+    }
     if let Some(gone) = found.gone_until_ms {
         let _ =
             write!(text, "\nmissing   the bus no longer has all entries from before {}", at(gone));
@@ -265,6 +272,13 @@ fn describe(output: Output, spec: &Spec, found: &Survey, now_ms: u64) -> String 
         }
     }
     text
+}
+
+fn left_alone(events: u64) -> String {
+    format!(
+        "not queued yet: {} of the range; the replay leaves them alone, because they are handled anyway",
+        count(events, "event")
+    )
 }
 
 fn entries(entries: u64) -> String {

@@ -22,7 +22,7 @@ use crate::redis::{Link, RedisError, Server, Target};
 /// Timeout of one Redis call of an operator command.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 /// The same for a command that shows what is wrong: it must not wait for what does not answer.
-const BRIEF: Duration = Duration::from_secs(5);
+const BRIEF: Duration = Duration::from_secs(3);
 
 /// A connection for one command.
 #[derive(Debug)]

@@ -149,6 +149,19 @@ pub(crate) async fn lowest(queue: &Queue, stream: &str) -> Result<Option<Offset>
     Ok(lowest)
 }
 
+/// The position of each shard of a pipeline on a stream; zero without one.
+///
+/// # Errors
+/// If a shard does not answer.
+pub(crate) async fn standing(queue: &Queue, stream: &str) -> Result<Vec<Offset>, RedisError> {
+    let at = |position| match position {
+        Position::At(at) => Ok(at),
+        Position::Absent => Ok(Offset::default()),
+        Position::Unavailable(error) => Err(error),
+    };
+    look(queue, stream).await?.into_iter().map(at).collect()
+}
+
 /// The state of each shard.
 async fn look(queue: &Queue, stream: &str) -> Result<Vec<Position>, RedisError> {
     let link = queue.link();

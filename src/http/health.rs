@@ -3,26 +3,37 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
-use utoipa::ToSchema;
+use tokio_util::task::AbortOnDropHandle;
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::auth::{Caller, Identity};
 use super::docs::Open;
 use super::problem::Problem;
+use super::problems::{Problems, findings};
+use crate::config::Scope;
+use crate::id::{BotId, PipelineName};
 use crate::mongo::watch::Reachable;
+use crate::problems::{Code, Facts, Finding, Severity, Viewer, find};
 use crate::redis::Link;
 use crate::startup::Startup;
 
 /// Timeout of a readiness check per dependency.
 const READY_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Timeout of reading the findings.
+const FINDINGS_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// The state behind the health routes.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Health {
     pub(crate) link: Arc<Link>,
     /// The last known state of MongoDB; `None` if none is configured.
@@ -33,6 +44,8 @@ pub(crate) struct Health {
     pub(crate) stopping: CancellationToken,
     /// Whether the start is complete.
     pub(crate) startup: Startup,
+    /// What is wrong. Read on the runtime that has the connections, not on that of `metrics.listen`.
+    pub(crate) problems: (Arc<Problems>, Handle),
 }
 
 /// `/healthz` and `/readyz`.
@@ -77,6 +90,132 @@ pub(crate) struct Readiness {
     /// The pending step of the start; absent after the start.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
+    /// With `verbose`: what is wrong, the most urgent first. It changes neither `status` nor the code.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problems: Option<Vec<Said>>,
+}
+
+/// A finding, with as much as the client may know. The optional parts are only for a token with the
+/// scope `read`.
+#[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = ReadinessFinding)]
+struct Said {
+    /// Its kind.
+    code: Code,
+    /// How urgent it is.
+    severity: Severity,
+    /// Since when, ms since 1970; absent: unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since_ms: Option<u64>,
+    /// The pipeline that it concerns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pipeline: Option<PipelineName>,
+    /// Bots that it concerns: at most three.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    bots: Vec<BotId>,
+    /// Processes that it concerns: at most three.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    processes: Vec<String>,
+    /// What is wrong, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
+    /// What helps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy: Option<String>,
+    /// The section of the runbook.
+    runbook: &'static str,
+}
+
+impl Said {
+    fn name(code: Code, severity: Severity) -> Self {
+        Self {
+            code,
+            severity,
+            since_ms: None,
+            pipeline: None,
+            bots: Vec::new(),
+            processes: Vec::new(),
+            problem: None,
+            remedy: None,
+            runbook: code.runbook(),
+        }
+    }
+
+    fn whole(finding: Finding) -> Self {
+        let Finding {
+            code,
+            severity,
+            since_ms,
+            pipeline,
+            bots,
+            processes,
+            problem,
+            remedy,
+            runbook,
+        } = finding;
+        let (problem, remedy) = (Some(problem), Some(remedy));
+        Self { code, severity, since_ms, pipeline, bots, processes, problem, remedy, runbook }
+    }
+}
+
+/// What to answer.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct Verbosity {
+    /// Also list what is wrong: `?verbose` or `?verbose=true`. Without a token: only the names.
+    verbose: Option<String>,
+}
+
+impl Verbosity {
+    fn is_verbose(&self) -> bool {
+        self.verbose.as_deref().is_some_and(|text| matches!(text, "" | "true" | "1"))
+    }
+}
+
+impl Health {
+    /// What is wrong, as far as this client may know. Bounded in time.
+    async fn problems(&self, redis: Answers, caller: Option<&Caller>) -> Vec<Said> {
+        // The requests of strangers must not occupy the places of probes.
+        let limit = if caller.is_some() { FINDINGS_TIMEOUT } else { READY_TIMEOUT };
+        let facts = match redis {
+            Answers::Up => {
+                let (problems, runtime) = (Arc::clone(&self.problems.0), &self.problems.1);
+                let reading = runtime.spawn(async move { problems.facts().await });
+                tokio::time::timeout(limit, AbortOnDropHandle::new(reading)).await
+            }
+            Answers::Down => {
+                let error = format!("no answer within {} s", READY_TIMEOUT.as_secs());
+                let target = self.link.target().to_string();
+                Ok(Ok(Arc::new(Facts::unavailable(target, error, self.problems.0.clock.now()))))
+            }
+        };
+        let Ok(Ok(facts)) = facts else {
+            return vec![Said::name(Code::NotSeen, Code::NotSeen.severity())];
+        };
+        // Every program of the machine and every page of a browser can send a request without a
+        // token. The names of the findings tell it nothing about bots and machines.
+        let Some(caller) = caller else {
+            let mut names: Vec<Said> = Vec::new();
+            for Finding { code, severity, .. } in find(&facts, Viewer::All) {
+                let name = Said::name(code, severity);
+                if !names.contains(&name) {
+                    names.push(name);
+                }
+            }
+            return names;
+        };
+        findings(&facts, caller).into_iter().map(Said::whole).collect()
+    }
+}
+
+/// The caller whose token may read. Neither a session nor the lack of tokens suffices: the health
+/// routes do not check the site of a browser's page.
+fn reader(request: &Request) -> Option<&Caller> {
+    let Some(Identity::Caller(caller)) = request.extensions().get::<Identity>() else {
+        return None;
+    };
+    let may = caller.has_token() && !caller.is_public() && caller.check_scope(Scope::Read).is_ok();
+    may.then_some(caller)
 }
 
 impl Readiness {
@@ -93,7 +232,7 @@ impl Readiness {
             (_, Some(Answers::Down), _) => Status::Degraded,
             _ => Status::Ready,
         };
-        Self { status, redis, mongodb, reason }
+        Self { status, redis, mongodb, reason, problems: None }
     }
 }
 
@@ -128,16 +267,21 @@ async fn alive() -> &'static str {
 
 /// Readiness
 ///
-/// Whether this process should get traffic, and the state of each dependency.
+/// Whether this process should get traffic, and the state of each dependency. With `verbose` also
+/// what is wrong in the installation. This does not change the status.
 #[utoipa::path(
-    get, path = "/readyz", tag = "health", security(()),
+    get, path = "/readyz", tag = "health", security(()), params(Verbosity),
     responses(
         (status = 200, description = "Ready, or degraded: all but one dependency", body = Readiness),
         (status = 503, description = "Redis is unavailable, or the process is starting or stopping", body = Readiness),
         Open,
     )
 )]
-async fn ready(State(health): State<Health>) -> Readiness {
+async fn ready(
+    State(health): State<Health>,
+    verbosity: Result<Query<Verbosity>, QueryRejection>,
+    request: Request,
+) -> Readiness {
     // Read before the checks, because a completed start stays complete.
     let reason = health.startup.pending();
     let ping = health.link.command("PING", redis::cmd("PING"));
@@ -149,7 +293,13 @@ async fn ready(State(health): State<Health>) -> Readiness {
         .mongodb
         .as_ref()
         .map(|mongodb| if mongodb.now() { Answers::Up } else { Answers::Down });
-    Readiness::new(redis, mongodb, health.leaving.is_cancelled(), reason)
+    let readiness = Readiness::new(redis, mongodb, health.leaving.is_cancelled(), reason);
+    // A query that cannot be read does not make the process unready.
+    if !verbosity.is_ok_and(|Query(verbosity)| verbosity.is_verbose()) {
+        return readiness;
+    }
+    let problems = Some(health.problems(redis, reader(&request)).await);
+    Readiness { problems, ..readiness }
 }
 
 /// `/metrics`.

@@ -25,7 +25,7 @@ use crate::queue::Queue;
 use crate::redis::{Link, RedisError};
 
 /// Maximum age of the facts, regardless of the number of viewers.
-const FRESH: Duration = Duration::from_secs(2);
+const FRESH: Duration = Duration::from_secs(1);
 
 /// Requires the scope `read`.
 pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
@@ -116,7 +116,7 @@ struct Findings {
 /// List problems
 ///
 /// What is wrong, why, and what helps: the same findings as `fairlane status`. A token for certain
-/// bots gets only findings that concern its bots. The findings are at most 2 s old.
+/// bots gets only findings that concern its bots. The findings are at most 1 s old.
 #[utoipa::path(
     get, path = "/v1/problems", tag = "health", operation_id = "listProblems",
     responses((status = 200, description = "The problems", body = Findings), Open)

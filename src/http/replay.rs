@@ -124,7 +124,8 @@ enum Cursor {
 /// Puts the events of the bus that the pipeline takes at the end of the queues of their bots, in the
 /// order of the bus, with the attribute `fairlanereplay`. Other pipelines get nothing. A call puts up to
 /// `limit` events in up to 5 s (1 s for a token that is for certain bots), and answers a `cursor` for the
-/// next call. A repeated call puts nothing twice. What exceeds `max_queue` or a quota is not put.
+/// next call. A repeated call puts nothing twice. What is not copied to the queues yet when the replay
+/// starts is left alone: it is handled anyway. What exceeds `max_queue` or a quota is not put.
 /// Pipelines that count each event are refused. Dead letters are queued again by their redrive.
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/replay", tag = "pipelines", operation_id = "replayEvents",
@@ -155,7 +156,9 @@ async fn replay(
     let open = |spec: Spec| {
         let bot = spec.bot.as_ref();
         bot.map_or_else(|| of_all_bots(&caller), |bot| caller.check_bot(bot))?;
-        Replay::new(queue.clone(), config, &reserved, spec).map_err(|error| refused(&error))
+        let replay = Replay::new(queue.clone(), config, &reserved, spec);
+        let replay = replay.map_err(|error| refused(&error))?;
+        Ok::<_, Problem>(replay.interested(api.taken.interest(&path.pipeline)))
     };
 
     let id = match &cursor {
@@ -203,7 +206,7 @@ async fn replay(
     let replay = open(spec)?;
     if asked.dry_run {
         let place = place.unwrap_or_else(|| replay.start());
-        let (found, next) = replay.survey(place, Some(within)).await?;
+        let (found, next) = replay.survey(place, &replay.copied().await?, Some(within)).await?;
         let next = next.map(|place| Cursor::Dry { from_ms, until_ms, place });
         let cursor = next.map(|next| api.gate.cursors.write(uri.path(), &next));
         let done = found.complete;

@@ -18,7 +18,7 @@ use crate::products::Kinds;
 pub(crate) struct Taken {
     written: Vec<Glob>,
     /// The selective pipelines that run here: the types they name, and the events they want.
-    selective: Vec<(Vec<Glob>, Arc<dyn Interest>)>,
+    selective: Vec<(PipelineName, Vec<Glob>, Arc<dyn Interest>)>,
 }
 
 /// The types of the enabled pipelines that are not selective.
@@ -39,18 +39,28 @@ impl Taken {
         kinds: &Kinds,
         interests: Vec<(PipelineName, Arc<dyn Interest>)>,
     ) -> Self {
-        let types = |name: PipelineName| named(config, |other| *other == name);
-        let selective = interests.into_iter().map(|(name, interest)| (types(name), interest));
+        let types = |name: &PipelineName| named(config, |other| other == name);
+        let selective = interests.into_iter().map(|(name, interest)| {
+            let types = types(&name);
+            (name, types, interest)
+        });
         Self { written: written(config, kinds), selective: selective.collect() }
     }
 
     /// Whether a pipeline takes events of a bot of this type.
     pub(crate) fn takes(&self, bot: &BotId, kind: &str) -> bool {
         let has = |globs: &[Glob]| globs.iter().any(|glob| glob.matches(kind));
-        let wanted = |(types, interest): &(Vec<Glob>, Arc<dyn Interest>)| {
-            has(types) && interest.takes(bot, kind)
-        };
-        has(&self.written) || self.selective.iter().any(wanted)
+        has(&self.written)
+            || self
+                .selective
+                .iter()
+                .any(|(_, types, interest)| has(types) && interest.takes(bot, kind))
+    }
+
+    /// Which events a selective pipeline wants for each bot, if it runs here.
+    pub(crate) fn interest(&self, pipeline: &PipelineName) -> Option<Arc<dyn Interest>> {
+        let found = self.selective.iter().find(|(name, ..)| name == pipeline);
+        found.map(|(_, _, interest)| Arc::clone(interest))
     }
 }
 

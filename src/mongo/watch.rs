@@ -11,7 +11,9 @@ use crate::lifecycle::Shutdown;
 use crate::metrics;
 
 /// Interval of the polls.
-const EVERY: Duration = Duration::from_secs(2);
+const EVERY: Duration = Duration::from_secs(1);
+/// A server that has not answered within this time is reported as unavailable. The poll goes on.
+const SILENT: Duration = Duration::from_millis(2_500);
 
 /// Whether a store answered the last poll; false before its first answer.
 #[derive(Debug, Default)]
@@ -21,7 +23,7 @@ pub struct Reachable {
 }
 
 impl Reachable {
-    /// The last result, at most about ten seconds old.
+    /// The last result, at most about four seconds old.
     #[must_use]
     pub fn now(&self) -> bool {
         self.up.load(Ordering::Relaxed)
@@ -33,12 +35,11 @@ impl Reachable {
         self.asked.load(Ordering::Relaxed).then(|| self.now())
     }
 
-    /// Stores the result. Returns whether it differs from the last one.
-    fn set(&self, up: bool) -> bool {
+    /// Stores the result.
+    fn set(&self, up: bool) {
         metrics::mongodb_up(up);
-        let before = self.up.swap(up, Ordering::Relaxed);
+        self.up.store(up, Ordering::Relaxed);
         self.asked.store(true, Ordering::Relaxed);
-        before != up
     }
 }
 
@@ -50,23 +51,35 @@ pub(crate) fn begin(mongo: Option<Mongo>, shutdown: &Shutdown) -> Option<Arc<Rea
     Some(reachable)
 }
 
-/// Polls every two seconds until the soft stop. Logs each change once.
+/// Polls every second until the soft stop. Logs each change once.
 async fn watch(mongo: Mongo, reachable: Arc<Reachable>, shutdown: Shutdown) {
     metrics::mongodb_up(false);
-    let mut first = true;
+    let mut told = None;
     loop {
+        let ping = mongo.ping();
+        tokio::pin!(ping);
         let answer = tokio::select! {
             biased;
             () = shutdown.soft.cancelled() => return,
-            answer = mongo.ping() => answer,
+            answer = &mut ping => answer,
+            () = tokio::time::sleep(SILENT) => {
+                reachable.set(false);
+                // The error says more than that there is no answer yet.
+                tokio::select! {
+                    biased;
+                    () = shutdown.soft.cancelled() => return,
+                    answer = ping => answer,
+                }
+            }
         };
-        let news = reachable.set(answer.is_ok());
-        match answer {
-            Ok(()) if news => info!(%mongo, "MongoDB answers"),
-            Err(error) if news || first => warn!(%error, "MongoDB is unavailable"),
-            Ok(()) | Err(_) => {}
+        let up = answer.is_ok();
+        reachable.set(up);
+        if told.replace(up) != Some(up) {
+            match answer {
+                Ok(()) => info!(%mongo, "MongoDB answers"),
+                Err(error) => warn!(%error, "MongoDB is unavailable"),
+            }
         }
-        first = false;
         tokio::select! {
             biased;
             () = shutdown.soft.cancelled() => return,

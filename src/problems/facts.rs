@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde::Serialize;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 
 use crate::clock::millis;
 use crate::id::{BotId, PipelineName};
@@ -14,7 +14,9 @@ use crate::queue::{Failing, LetterOfBot, PipelineView, Queue, Throttled};
 use crate::redis::{Link, RedisError, ServerInfo, StreamView};
 
 /// Time limit of one part.
-const LIMIT: Duration = Duration::from_secs(3);
+const LIMIT: Duration = Duration::from_secs(2);
+/// Time limit of all parts together: those behind it are not looked at.
+const ALL: Duration = Duration::from_secs(5);
 /// Pings that measure the latency: the best one counts. The first may include the connection.
 const PINGS: usize = 3;
 /// After this time no further ping is sent, but the second one is.
@@ -148,10 +150,10 @@ impl PipelineState {
 impl Facts {
     /// Reads all parts. It fails never, and takes at most a few seconds.
     pub(crate) async fn read(site: &impl Site) -> Self {
-        let link = site.link();
+        let (link, limit) = (site.link(), Limit::new());
         let mut redis = RedisFacts { target: link.target().to_string(), ..RedisFacts::default() };
         let mut facts = Self::empty(site);
-        match limited(ping(site.prompt())).await {
+        match limit.of(ping(site.prompt())).await {
             Ok(took) => redis.ping_ms = Some(millis(took)),
             // Every other part would wait in vain.
             Err(error) => {
@@ -160,11 +162,16 @@ impl Facts {
             }
         }
         let (info, processes, invalid, streams) = tokio::join!(
-            limited(fullest(link)),
-            limited(presence::processes(link)),
-            limited(invalid_entries(link)),
-            streams(site),
+            limit.of(fullest(link)),
+            limit.of(presence::processes(link)),
+            limit.of(invalid_entries(link)),
+            join_all(site.streams().iter().map(|name| limit.of(StreamView::read(link, name)))),
         );
+        // It stopped to answer behind the ping.
+        if let (Err(error), Err(_)) = (&info, &processes) {
+            facts.redis = RedisFacts { error: Some(error.clone()), ..redis };
+            return facts;
+        }
         redis.info = facts.part("the state of Redis", info);
         facts.redis = redis;
         facts.invalid = facts.part("unreadable bus entries", invalid).unwrap_or_default();
@@ -173,11 +180,11 @@ impl Facts {
             facts.streams.extend(view);
         }
         let Some(processes) = facts.part("the processes", processes) else { return facts };
-        let names = facts.part("the list of pipelines", limited(site.pipelines()).await);
+        let names = facts.part("the list of pipelines", limit.of(site.pipelines()).await);
         for names in names.unwrap_or_default().chunks(CONCURRENT) {
             let mut looks = Vec::with_capacity(names.len());
             for name in names {
-                looks.push(limited(look_at(site, name.clone(), &processes)));
+                looks.push(limit.of(look_at(site, name.clone(), &processes)));
             }
             for (name, found) in names.iter().zip(join_all(looks).await) {
                 let found = facts.part(&format!("pipeline {name}"), found);
@@ -244,21 +251,27 @@ pub(crate) async fn look_at(
     Ok(PipelineFacts { name, state, view, failing, throttled, letters, pace, takes_of_bus })
 }
 
-/// Waits for a part for at most [`LIMIT`].
-async fn limited<T>(part: impl Future<Output = Result<T, RedisError>>) -> Result<T, String> {
-    match timeout(LIMIT, part).await {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("no answer within {} s", LIMIT.as_secs())),
-    }
+/// The time that is left for the parts.
+#[derive(Clone, Copy)]
+struct Limit {
+    until: Instant,
 }
 
-/// The bus streams.
-async fn streams(site: &impl Site) -> Vec<Result<StreamView, String>> {
-    let mut views = Vec::new();
-    for name in site.streams() {
-        views.push(limited(StreamView::read(site.link(), name)).await);
+impl Limit {
+    fn new() -> Self {
+        Self { until: Instant::now() + ALL }
     }
-    views
+
+    /// Waits for a part for at most [`LIMIT`], and not beyond [`ALL`].
+    async fn of<T>(self, part: impl Future<Output = Result<T, RedisError>>) -> Result<T, String> {
+        match timeout_at(self.until.min(Instant::now() + LIMIT), part).await {
+            Ok(result) => result.map_err(|error| error.to_string()),
+            Err(_) if Instant::now() >= self.until => {
+                Err(format!("Redis is slow: the {} s for all parts are used up", ALL.as_secs()))
+            }
+            Err(_) => Err(format!("no answer within {} s", LIMIT.as_secs())),
+        }
+    }
 }
 
 /// The best of a few round trips.

@@ -11,6 +11,8 @@ use crate::queue::{Failing, Throttled};
 
 /// Milliseconds. An oldest event above this age is a finding.
 const OLD_MS: u64 = 60_000;
+/// Milliseconds. A bot that its rate holds back for longer is a notice, and a warning above [`OLD_MS`].
+const HELD_MS: u64 = 2_000;
 /// Milliseconds. Views reach MongoDB within 3 s; a view above this age is a finding.
 const OLD_VIEWS_MS: u64 = 10_000;
 /// Milliseconds. The last failure of a pipeline may be as old as this.
@@ -131,21 +133,25 @@ fn failing_finding(
 
 fn throttled_finding(name: &PipelineName, throttled: &Throttled, now_ms: u64) -> Option<Finding> {
     let Throttled { bots, bot, since_ms, .. } = throttled;
-    if now_ms.saturating_sub(*since_ms) <= OLD_MS {
+    let held_ms = now_ms.saturating_sub(*since_ms);
+    if held_ms <= HELD_MS {
         return None;
     }
     let quoted = argument(bot.as_str());
-    let finding = Finding::new(
+    let mut finding = Finding::new(
         Code::BotsThrottled,
         format!(
             "in pipeline {name} the rate holds {} back; bot {quoted} for {}",
             count(*bots, "bot"),
-            duration(now_ms.saturating_sub(*since_ms)),
+            duration(held_ms),
         ),
         format!(
             "this is as configured; see how much waits: fairlane bots show --pipeline {name} {quoted}, and raise its rate: fairlane bots set --pipeline {name} {quoted} --rate RATE"
         ),
     );
+    if held_ms <= OLD_MS {
+        finding.severity = Severity::Notice;
+    }
     Some(finding.since(*since_ms).in_pipeline(name).of_bots([bot]))
 }
 

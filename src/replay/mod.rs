@@ -7,9 +7,11 @@
 //!    that is repeated puts nothing twice.
 //! 2. Progress: after each page, the [`Run`] is stored with the place up to which everything is put. A
 //!    run that was interrupted continues there. Several processes may continue the same run.
-//! 3. Limits: what does not fit into the queue of a bot is refused. The bot is *held*: the run puts no
+//! 3. First handling: an event that the fan-out has not copied when the replay starts is left alone.
+//! 4. Limits: what does not fit into the queue of a bot is refused. The bot is *held*: the run puts no
 //!    later event of it, so that its order stays. The run can be continued when the queue has room.
 
+mod copied;
 mod run;
 mod survey;
 mod time;
@@ -18,6 +20,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::copied::Copied;
 pub(crate) use self::run::{ID_MAX, Run};
 pub(crate) use self::survey::Survey;
 pub(crate) use self::time::TimeError;
@@ -26,6 +29,7 @@ use crate::bus::redis_stream::RedisStream;
 use crate::config::PipelineConfig;
 use crate::event::Event;
 use crate::expression::{Facts, Filter, FilterError, Glob, Sees};
+use crate::fanout::Interest;
 use crate::id::{BotId, Offset, PipelineName};
 use crate::queue::Queue;
 use crate::redis::RedisError;
@@ -131,6 +135,8 @@ pub(crate) struct Replay {
     taken: Vec<Glob>,
     types: Vec<Glob>,
     filter: Option<Filter>,
+    /// What the pipeline knows about its bots, where this process knows it.
+    interest: Option<Arc<dyn Interest>>,
     pub(crate) spec: Spec,
 }
 
@@ -185,9 +191,28 @@ impl Replay {
             taken: globs(&config.events),
             types: globs(&spec.types),
             filter,
+            interest: None,
             queue,
             spec,
         })
+    }
+
+    /// Puts only events that the pipeline wants for their bot, as the fan-out does.
+    pub(crate) fn interested(self, interest: Option<Arc<dyn Interest>>) -> Self {
+        Self { interest, ..self }
+    }
+
+    /// What the fan-out has copied by now.
+    ///
+    /// # Errors
+    /// If Redis is unavailable or refuses.
+    pub(crate) async fn copied(&self) -> Result<Copied, RedisError> {
+        Copied::read(&self.queue, &self.spec.streams).await
+    }
+
+    /// Whether the fan-out has copied an event of a stream.
+    fn is_copied(&self, copied: &Copied, stream: usize, (at, event): &(Offset, Event)) -> bool {
+        copied.has(stream, self.queue.shard_of(event.bot()), *at)
     }
 
     /// The start of the range.
@@ -237,6 +262,7 @@ impl Replay {
         self.spec.bot.as_ref().is_none_or(|bot| event.bot() == bot)
             && is_of(&self.taken)
             && (self.types.is_empty() || is_of(&self.types))
+            && self.interest.as_ref().is_none_or(|interest| interest.wants(event))
             && self.filter.as_ref().is_none_or(|filter| {
                 // As in the fan-out: a filter that cannot be evaluated matches nothing.
                 Facts::of(event).and_then(|facts| filter.matches(&facts)).unwrap_or(false)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{MARK, PAGE_FIRST, Place, Replay, ReplayRefused, Spec};
+use super::{Copied, MARK, PAGE_FIRST, Place, Replay, ReplayRefused, Spec};
 use crate::clock::millis;
 use crate::id::{BotId, Offset};
 use crate::redis::scripts::{self, Refused};
@@ -31,6 +31,8 @@ pub(crate) struct Run {
     pub(crate) put: u64,
     /// Number of events of held bots that were read and not put.
     pub(crate) waiting: u64,
+    /// What the fan-out had copied at the start. It does not copy that again.
+    copied: Copied,
     /// Everything up to here is put, except events of held bots.
     place: Place,
     /// Bots whose queues are full, with the place behind which their events are missing.
@@ -112,7 +114,7 @@ impl Replay {
     pub(crate) async fn run(
         &self,
         id: &str,
-        matched: Option<u64>,
+        matched: Option<(u64, Copied)>,
     ) -> Result<Result<Run, ReplayRefused>, RedisError> {
         let link = self.queue.link();
         if let Some(run) = Run::load(link, id).await? {
@@ -121,12 +123,17 @@ impl Replay {
             }
             return Ok(Ok(run));
         }
+        let (matched, copied) = match matched {
+            Some((matched, copied)) => (Some(matched), copied),
+            None => (None, self.copied().await?),
+        };
         let run = Run {
             id: id.to_owned(),
             spec: self.spec.clone(),
             matched,
             put: 0,
             waiting: 0,
+            copied,
             place: self.start(),
             held: BTreeMap::new(),
             only: None,
@@ -166,7 +173,11 @@ impl Replay {
             None => page.next,
         };
         let mut of_bots: BTreeMap<BotId, Vec<(Offset, Vec<u8>)>> = BTreeMap::new();
-        for (offset, event) in page.events {
+        for found in page.events {
+            if !self.is_copied(&run.copied, place.stream, &found) {
+                continue;
+            }
+            let (offset, event) = found;
             let bot = event.bot();
             if run.only.as_ref().is_some_and(|only| !only.contains(bot)) {
                 continue;
@@ -245,6 +256,7 @@ mod tests {
             matched: None,
             put: 0,
             waiting: 3,
+            copied: Copied::default(),
             place: place(1, 0),
             held: BTreeMap::new(),
             only: None,

@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 use utoipa::ToSchema;
 
-use super::{Place, Replay};
+use super::{Copied, Place, Replay};
 use crate::bus::Source as _;
 use crate::id::BotId;
 use crate::redis::RedisError;
@@ -29,6 +29,9 @@ pub(crate) struct Survey {
     pub(crate) first_ms: Option<u64>,
     /// When the last of them was published, ms since 1970.
     pub(crate) last_ms: Option<u64>,
+    /// Number of further events that match but are not queued for the first time yet: a replay leaves
+    /// them alone, because they are still to be handled.
+    pub(crate) not_copied: u64,
     /// Number of entries of the bus that were read.
     pub(crate) entries: u64,
     /// The bus no longer has all entries from before this time, ms since 1970, although the replay asks
@@ -55,6 +58,7 @@ impl Replay {
     pub(crate) async fn survey(
         &self,
         mut place: Place,
+        copied: &Copied,
         within: Option<Duration>,
     ) -> Result<(Survey, Option<Place>), RedisError> {
         let deadline = within.map(|within| Instant::now() + within);
@@ -63,10 +67,15 @@ impl Replay {
         let mut bots: HashMap<BotId, u64, FxBuildHasher> = HashMap::default();
         let mut size = super::PAGE_FIRST;
         while !self.is_over(place) {
-            let page = self.read(place, size).await?;
+            let (page, stream) = (self.read(place, size).await?, place.stream);
             (place, size) = (page.next, page.size);
             survey.entries += page.entries;
-            for (offset, event) in page.events {
+            for found in page.events {
+                if !self.is_copied(copied, stream, &found) {
+                    survey.not_copied += 1;
+                    continue;
+                }
+                let (offset, event) = found;
                 survey.events += 1;
                 survey.first_ms = Some(survey.first_ms.map_or(offset.ms, |ms| ms.min(offset.ms)));
                 survey.last_ms = survey.last_ms.max(Some(offset.ms));

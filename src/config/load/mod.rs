@@ -52,7 +52,7 @@ impl Config {
     /// Variables are named `FAIRLANE__SECTION__KEY` in any case. `FAIRLANE_…` with a single
     /// underscore is not a setting, except `FAIRLANE_MONGOD`: [`MongoConfig::program`]. A pipeline
     /// whose name contains `-` can only be set in a file. `OTEL_EXPORTER_OTLP_ENDPOINT` is used if
-    /// `tracing.endpoint` is empty.
+    /// `tracing.endpoint` is empty, and ignored if it cannot be used: [`TracingConfig::unusable`](super::TracingConfig::unusable).
     ///
     /// # Errors
     /// If a file cannot be read (a missing file only if `explicit` names it), if a key is unknown,
@@ -64,7 +64,11 @@ impl Config {
             let Ok(name) = name.into_string() else { continue };
             match text.into_string() {
                 Ok(text) => variables.push((name, text)),
-                Err(_) if is_setting(&name) || [MONGOD, tracing::ENDPOINT].contains(&&*name) => {
+                // No URL has such characters, so it is reported as one that cannot be used.
+                Err(text) if name == tracing::ENDPOINT => {
+                    variables.push((name, text.to_string_lossy().into_owned()));
+                }
+                Err(_) if is_setting(&name) || name == MONGOD => {
                     let key = "the value".to_owned();
                     let problem = "is not UTF-8; unset or correct it".to_owned();
                     return Err(ConfigError::Invalid {
@@ -96,12 +100,15 @@ impl Config {
                 .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
             layers.add_toml(&text, &path.display().to_string())?;
         }
-        let (mut variables, mut program, mut collector) = (Vec::new(), None, None);
+        let (mut variables, mut program) = (Vec::new(), None);
+        let (mut collector, mut protocol) = (None, None);
         for (name, text) in environment {
             if name == MONGOD {
                 program = Some(text).filter(|text| !text.is_empty()).map(PathBuf::from);
             } else if name == tracing::ENDPOINT {
                 collector = Some(text).filter(|text| !text.is_empty());
+            } else if name == tracing::PROTOCOL {
+                protocol = Some(text);
             } else if is_setting(&name) {
                 variables.push((name, text));
             }
@@ -114,7 +121,7 @@ impl Config {
         let mut config = build(&layers)?;
         config.file = path.map(Path::to_owned);
         config.mongodb.program = program;
-        tracing::follow(&mut config, collector.as_deref())?;
+        tracing::follow(&mut config, collector.as_deref(), protocol.as_deref());
         Ok(config)
     }
 

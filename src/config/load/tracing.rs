@@ -1,4 +1,4 @@
-//! `[tracing]`, and the variable of OpenTelemetry that it follows.
+//! `[tracing]`, and the variables of OpenTelemetry that it follows.
 
 use std::path::PathBuf;
 
@@ -6,10 +6,13 @@ use reqwest::Url;
 
 use super::reader::Reader;
 use crate::config::check::limits;
-use crate::config::{Config, ConfigError, Origin, TracingConfig};
+use crate::config::{Config, ConfigError, TracingConfig};
 
 /// The variable with the endpoint of a collector, as all programs with OpenTelemetry read it.
 pub(super) const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+
+/// The variable with the protocol of that collector.
+pub(super) const PROTOCOL: &str = "OTEL_EXPORTER_OTLP_PROTOCOL";
 
 /// The port of collectors for OTLP over gRPC.
 const GRPC_PORT: u16 = 4317;
@@ -25,6 +28,7 @@ pub(super) fn tracing(top: &Reader<'_>) -> Result<TracingConfig, ConfigError> {
     let path = top.text("tracing.headers_file");
     Ok(TracingConfig {
         endpoint,
+        unusable: None,
         headers_file: Some(PathBuf::from(path)).filter(|path| !path.as_os_str().is_empty()),
         root_ratio: top.fraction("tracing.root_ratio"),
         buffer: top.count("tracing.buffer", limits::SPANS)?,
@@ -33,19 +37,25 @@ pub(super) fn tracing(top: &Reader<'_>) -> Result<TracingConfig, ConfigError> {
     })
 }
 
-/// Takes the endpoint of the variable, unless the configuration has one.
-pub(super) fn follow(config: &mut Config, variable: Option<&str>) -> Result<(), ConfigError> {
-    let Some(text) = variable.filter(|_| cfg!(feature = "otel")) else { return Ok(()) };
+/// Takes the endpoint of the variable, unless the configuration has one. The variable is for all
+/// programs of a machine, and most of them take gRPC too. So an unusable one is no mistake of this
+/// configuration: nothing is exported.
+pub(super) fn follow(config: &mut Config, variable: Option<&str>, protocol: Option<&str>) {
+    let Some(text) = variable.filter(|_| cfg!(feature = "otel")) else { return };
     if config.tracing.endpoint.is_some() {
-        return Ok(());
+        return;
     }
-    let parsed = endpoint(text).map_err(|problem| ConfigError::Invalid {
-        at: Origin::Environment(ENDPOINT.to_owned()),
-        key: "the value".to_owned(),
-        problem,
-    })?;
-    config.tracing.endpoint = Some(parsed);
-    Ok(())
+    let is_grpc = protocol.is_some_and(|protocol| protocol.trim().eq_ignore_ascii_case("grpc"));
+    let parsed = if is_grpc {
+        let remedy = format!("set tracing.endpoint: {REMEDY}");
+        Err(format!("is for gRPC ({PROTOCOL}); {remedy}"))
+    } else {
+        endpoint(text)
+    };
+    match parsed {
+        Ok(endpoint) => config.tracing.endpoint = Some(endpoint),
+        Err(problem) => config.tracing.unusable = Some(format!("{ENDPOINT} {problem}")),
+    }
 }
 
 /// The problem never quotes the text: a URL may hold a password.

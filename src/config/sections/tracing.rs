@@ -10,6 +10,8 @@ use reqwest::Url;
 pub struct TracingConfig {
     /// The collector; `None`: no spans are exported.
     pub endpoint: Option<Url>,
+    /// Why the variable `OTEL_EXPORTER_OTLP_ENDPOINT` is not followed, and the remedy.
+    pub unusable: Option<String>,
     /// A file with headers for the collector, one per line.
     pub headers_file: Option<PathBuf>,
     /// The part of HTTP requests without a trace context that start a trace: 0 to 1.

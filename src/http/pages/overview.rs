@@ -33,7 +33,7 @@ use crate::trend::{self, Point, Series};
 /// Maximum age of the shown data, regardless of the number of viewers.
 const FRESH: Duration = Duration::from_millis(1_500);
 /// Time limit of the tables.
-const WITHIN: Duration = Duration::from_secs(4);
+const WITHIN: Duration = Duration::from_secs(3);
 /// Interval between two searches for the busiest bots.
 const BUSIEST_FRESH: Duration = Duration::from_secs(5);
 /// Number of busiest bots shown.
@@ -161,11 +161,6 @@ pub(super) async fn show(
     let looked_at = (Arc::clone(&api), caller.clone(), range);
     let content = async |seen: Arc<(Arc<Api>, Caller, Range)>| {
         let (api, caller, range) = (&seen.0, &seen.1, seen.2);
-        let facts = api.problems.facts().await;
-        let panel = problems::panel(&findings(&facts, caller), facts.now_ms);
-        if facts.redis.error.is_some() {
-            return Ok(without_redis(caller, &panel));
-        }
         // The panel is shown even if the tables would take too long.
         let tables = async {
             let overview = api.overview().await?;
@@ -173,9 +168,15 @@ pub(super) async fn show(
             let points = api.trend(&overview, range).await?;
             Ok::<_, Problem>((overview, busiest, points))
         };
-        let Ok(Ok((overview, busiest, points))) = tokio::time::timeout(WITHIN, tables).await else {
+        let (facts, tables) =
+            tokio::join!(api.problems.facts(), tokio::time::timeout(WITHIN, tables));
+        let panel = problems::panel(&findings(&facts, caller), facts.now_ms);
+        let Ok(Ok((overview, busiest, points))) = tables else {
             return Ok(without_redis(caller, &panel));
         };
+        if facts.redis.error.is_some() {
+            return Ok(without_redis(caller, &panel));
+        }
         let mongodb = api.live.health.mongodb.as_ref().map(|mongodb| mongodb.now());
         let is_unused = caller.covers_all() && problems::is_unused(&facts);
         let panel = html! {

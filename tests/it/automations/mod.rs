@@ -5,4 +5,5 @@ mod faults;
 mod hangs;
 mod http;
 mod recent;
+mod replay;
 mod rules;

@@ -23,3 +23,4 @@ mod status;
 mod structure;
 mod tls;
 mod traces;
+mod troubles;

@@ -41,6 +41,12 @@ impl Served {
         self
     }
 
+    /// Starts a process with all roles and further environment variables.
+    pub(crate) async fn start_in(config: &str, environment: &[(&str, &str)]) -> Self {
+        let roles = "ingest,work,http,schedule";
+        Self::spawn_in(PROGRAM, config, roles, environment).running().await
+    }
+
     pub(crate) fn spawn(config: &str, roles: &str) -> Self {
         Self::spawn_of(PROGRAM, config, roles)
     }
@@ -51,6 +57,10 @@ impl Served {
     }
 
     fn spawn_of(program: &str, config: &str, roles: &str) -> Self {
+        Self::spawn_in(program, config, roles, &[])
+    }
+
+    fn spawn_in(program: &str, config: &str, roles: &str, environment: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("fairlane.toml");
         fs::write(&file, config).unwrap();
@@ -60,6 +70,7 @@ impl Served {
             .arg(file)
             .current_dir(directory.path())
             .env("RUST_LOG", "info")
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stderr(log)
             .spawn()

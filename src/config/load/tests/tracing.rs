@@ -14,6 +14,7 @@ fn tracing_is_read() {
     let text = "[tracing]\nendpoint = \"https://otel.example/x\"\nheaders_file = \"h\"\nroot_ratio = 0.25\nbuffer = 16\ntimeout = \"1s\"\nservice_name = \"orders\"";
     let expected = TracingConfig {
         endpoint: Some("https://otel.example/x".parse().unwrap()),
+        unusable: None,
         headers_file: Some("h".into()),
         root_ratio: 0.25,
         buffer: 16,
@@ -70,9 +71,32 @@ fn the_variable_of_opentelemetry_counts_unless_the_configuration_names_an_endpoi
     assert_eq!(endpoint(own, &given).as_deref(), Some("http://b/"));
     let both = [given[0], ("FAIRLANE__TRACING__ENDPOINT", "http://c")];
     assert_eq!(endpoint(own, &both).as_deref(), Some("http://c/"));
-    let error = with_environment("", &[(VARIABLE, "http://a:4317")]).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "environment variable OTEL_EXPORTER_OTLP_ENDPOINT: the value has port 4317, where collectors take only gRPC; write the port for OTLP over HTTP, usually 4318"
-    );
+}
+
+#[test]
+fn an_unusable_variable_is_no_mistake_of_the_configuration() {
+    let url = "the URL of a collector that takes OTLP over HTTP, such as \"http://localhost:4318\"";
+    let grpc = ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
+    for (variables, problem) in [
+        (
+            &[(VARIABLE, "http://a:4317")][..],
+            "has port 4317, where collectors take only gRPC; write the port for OTLP over HTTP, usually 4318".to_owned(),
+        ),
+        (
+            &[(VARIABLE, "https://otel.example"), grpc],
+            format!("is for gRPC (OTEL_EXPORTER_OTLP_PROTOCOL); set tracing.endpoint: write {url}"),
+        ),
+        (&[(VARIABLE, "a:4318")], format!("is not an http or https URL; write {url}")),
+    ] {
+        let tracing = with_environment("", variables).unwrap().tracing;
+        assert_eq!(tracing.endpoint, None);
+        assert_eq!(tracing.unusable.unwrap(), format!("{VARIABLE} {problem}"));
+        // An endpoint of the configuration wins, and a mistake there is refused.
+        let own = with_environment("[tracing]\nendpoint = \"http://b\"", variables).unwrap();
+        assert_eq!((own.tracing.unusable, own.tracing.endpoint.is_some()), (None, true));
+        let wrong = with_environment("[tracing]\nendpoint = \"http://b:4317\"", variables);
+        assert!(wrong.unwrap_err().to_string().contains("tracing.endpoint has port 4317"));
+    }
+    let used = [(VARIABLE, "http://a:4318"), (grpc.0, "http/protobuf")];
+    assert!(with_environment("", &used).unwrap().tracing.endpoint.is_some());
 }

@@ -16,8 +16,8 @@ use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{
     Advance, Audit, Beat, Budget, Call, Claim, Complete, Completion, DropLetters, Dropping, Emit,
     Enqueue, Enqueued, Exception, Fate, Heads, Hold, Kept, Letters, Mode, Note, Part, Pause, Peek,
-    Permit, Promote, Purge, Push, ReadSlice, Reconcile, Record, Recount, Recover, Redrive, Resume,
-    Revoke, Set, Take, Trim, Verdict,
+    Permit, Promote, Purge, Push, ReadSlice, Reconcile, Record, Recount, Recover, Redrive, Replay,
+    Replayed, Resume, Revoke, Set, Take, Trim, Verdict,
 };
 use fairlane::redis::{Link, Target};
 use redis::{Arg, Cmd, Commands, Value};
@@ -71,7 +71,7 @@ fn hostile() -> Vec<BotId> {
 
 /// Runs every script on bots that do not disturb each other. The first event of each queue is
 /// dead-lettered and redriven, and the second is delayed and promoted. Then each bot is revoked,
-/// paused, purged, resumed and drained.
+/// paused, purged, resumed, replayed and drained.
 fn live(shard: &mut Shard, bots: &[BotId]) {
     let keys = &shard.keys.clone();
     let slice_us = SLICE_US;
@@ -147,10 +147,17 @@ fn live(shard: &mut Shard, bots: &[BotId]) {
         shard.push(NOW, bot.as_str(), &["4"], LIMITS);
         assert_eq!(shard.claim(NOW).leases, [], "{bot} is paused");
         assert!(shard.call(NOW, &Resume { keys, bot: Some(bot), slice_us }), "{bot}");
+        let events = [(Offset { ms: 1, seq: 1 }, b"5".to_vec())];
+        let (limits, id, keep_ms, stream) = (LIMITS, "r", 60_000, 0);
+        let replay = Replay { keys, limits, id, keep_ms, stream, bot, events: &events };
+        let told = |earlier, put| Replayed { earlier, put, refused: None };
+        assert_eq!(shard.call(NOW, &replay), told(0, 1), "{bot}");
+        assert_eq!(shard.call(NOW, &replay), told(1, 0), "{bot}");
+        assert_eq!(shard.events(bot.as_str()), ["4", "5"], "{bot}");
         let claimed = shard.claim(NOW);
         assert_eq!(claimed.leases.len(), 1, "{bot} alone");
-        let keep = completion(&claimed, 0, 1, Mode::Keep { ttl_ms: TTL_MS });
-        let release = Completion { before: 1, n: 0, mode: Mode::Release, ..keep.clone() };
+        let keep = completion(&claimed, 0, 2, Mode::Keep { ttl_ms: TTL_MS });
+        let release = Completion { before: 2, n: 0, mode: Mode::Release, ..keep.clone() };
         for item in [keep, release] {
             let item = Completion { cost: 3 * SLICE_US, ..item };
             assert_eq!(shard.complete(NOW, 9, &[item]).verdicts, [Verdict::Ok], "{bot}");
@@ -180,8 +187,10 @@ fn every_key_a_script_writes_carries_the_tag_of_the_shard() {
         .map(|key| key.strip_prefix("fl:{p:0}:").unwrap_or_else(|| panic!("a key {key:?}")))
         .map(|name| if name.starts_with("idem:") { "idem" } else { name })
         .collect();
-    let expected =
-        ["att", "busy", "dlq", "fin", "held", "hwm", "idem", "meta", "own", "q:a", "q:{b}"];
+    let expected = [
+        "att", "busy", "dlq", "fin", "held", "hwm", "idem", "meta", "own", "q:a", "q:{b}",
+        "replay:r",
+    ];
     assert_eq!(names, expected.into());
 }
 
@@ -201,6 +210,7 @@ fn an_idle_bot_leaves_nothing_behind() {
             .into_iter()
             .map(str::to_owned)
             .chain(hostile().iter().map(|bot| keys.idempotency(bot.as_str())))
+            .chain([keys.replay("r")])
             .collect();
     assert_eq!(left, expected);
     let depth: String = shard.harness.plain().hget(keys.meta(), "depth").unwrap();
@@ -305,6 +315,9 @@ fn calls() -> Vec<(&'static str, Cmd)> {
     let kept = Kept { keep_ms: 1, done_bytes: 1, failed_bytes: 1, bot_bytes: 1 };
     let failed = &[(a.clone(), b"\0\x011".to_vec())];
     calls.push(named(&Record { keys, now_ms: 1, kept, done: &[], failed }));
+    let events = &[(at, b"1".to_vec())];
+    let (limits, id, keep_ms, stream) = (LIMITS, "r", 1, 0);
+    calls.push(named(&Replay { keys, limits, id, keep_ms, stream, bot: a, events }));
     calls.extend(limit_calls(keys, a));
     calls.extend(notification_calls(keys, a));
     calls
@@ -400,7 +413,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     let target = Target::new(&server.url()).unwrap();
     let link = Link::new(target, Vec::new(), SLICE_US, Duration::from_secs(10));
     let calls = calls();
-    assert_eq!(calls.len(), 40);
+    assert_eq!(calls.len(), 41);
     for (name, command) in &calls {
         for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
             let mut pipe = redis::pipe();

@@ -1,6 +1,7 @@
 //! A faulty network in front of a server. It cuts or slows connections, stops all traffic, and
 //! holds or loses single messages.
 
+pub(crate) mod distance;
 mod line;
 mod resp;
 mod tests;

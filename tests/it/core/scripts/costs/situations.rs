@@ -21,6 +21,7 @@ pub(super) async fn all<M: Meter>(stage: &mut Stage<M>) {
     queues::claims(stage).await;
     queues::completions(stage).await;
     queues::failures(stage).await;
+    queues::replays(stage).await;
     queues::delays(stage).await;
     products::counters(stage).await;
     products::notifications(stage).await;

@@ -3,7 +3,7 @@
 use fairlane::id::{BotId, Offset, Prefix};
 use fairlane::redis::scripts::{
     Advance, Claim, Completion, Emit, Enqueue, Exception, Fate, Heads, Hold, Limits, Mode, Note,
-    Promote, Push, ReadSlice, Recover, Redrive, Take, Trim,
+    Promote, Push, ReadSlice, Recover, Redrive, Replay, Take, Trim,
 };
 use redis::Commands as _;
 use redis::streams::StreamRangeReply;
@@ -178,6 +178,21 @@ pub(super) async fn failures<M: Meter>(stage: &mut Stage<M>) {
     let id: Offset = letters.ids[0].id.parse().unwrap();
     let redrive = Redrive { keys, id, bot: &bot("bot-0"), slice_us: SLICE_US, renews: false };
     assert!(stage.measure("one dead letter", &redrive).await);
+}
+
+/// Events of the bus that are put into a queue again.
+pub(super) async fn replays<M: Meter>(stage: &mut Stage<M>) {
+    stage.clear("p").await;
+    let keys = &stage.keys.clone();
+    let events: Vec<(Offset, Vec<u8>)> =
+        (1..=10).map(|seq| (Offset { ms: 1, seq }, EVENT.to_vec())).collect();
+    let (limits, bot) = (Limits { max_queue: 15, ..LIMITS }, &bot("bot-0"));
+    let of = |id, events| Replay { keys, limits, id, keep_ms: 60_000, stream: 0, bot, events };
+    stage.measure("one event", &of("one", &events[..1])).await;
+    stage.measure("10 events", &of("ten", &events)).await;
+    stage.measure("10 events that were put before", &of("ten", &events)).await;
+    let refused = stage.measure("10 events, 4 of which fit", &of("full", &events)).await;
+    assert_eq!((refused.put, refused.earlier), (4, 0));
 }
 
 /// Delayed events.

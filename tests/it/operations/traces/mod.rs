@@ -1,5 +1,8 @@
 //! Trace contexts go with an event through every step, and spans of each step reach a collector.
 
+mod receivers;
+mod variables;
+
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,8 @@
 //! Replay: the events of a range of the bus go to the end of the queues of one pipeline, exactly once
 //! and in order, whatever interrupts it.
 
+mod range;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};

@@ -1,0 +1,35 @@
+//! A replay into the pipeline of the rules.
+
+use serde_json::json;
+
+use crate::support::automation_rig::{LONG, Rig, event};
+use crate::support::wait::eventually;
+
+#[tokio::test]
+async fn a_replay_over_http_puts_only_events_that_a_rule_of_the_bot_names() {
+    let rig = Rig::start(&[]).await;
+    let rule = json!({ "on": ["order.paid"], "actions": [{ "emit": { "type": "rule.fired" } }] });
+    rig.put("shop", "greet", &rule).await;
+    let of = |bot: &str, id: &str, kind: &str| event(bot, "ann", id, kind, json!({}));
+    rig.publish(&[
+        of("shop", "1", "order.paid"),
+        of("shop", "2", "order.sent"),
+        of("other", "3", "order.paid"),
+    ])
+    .await;
+    // And the event that the rule emitted.
+    rig.settles(4).await;
+    let path = "/v1/pipelines/automations/replay";
+    let headers = [("content-type", "application/json")];
+    let body = json!({ "from": "1h ago", "types": ["order.*"], "dry_run": true }).to_string();
+    // Until the index of the rules is known to be complete, the fan-out copies in doubt too.
+    eventually(LONG, "one event would be put", async || {
+        let answer = rig.client.send("POST", path, &headers, body.as_bytes()).await;
+        assert_eq!(answer.code, 200, "{answer:?}");
+        let found = answer.json()["found"].clone();
+        assert!(found["events"].as_u64().unwrap() >= 1, "{found}");
+        found["events"] == 1 && found["top"] == json!([{ "bot": "shop", "events": 1 }])
+    })
+    .await;
+    rig.instance.stop().await;
+}
