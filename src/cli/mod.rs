@@ -19,7 +19,9 @@ mod replay;
 mod secret;
 mod serve;
 mod session;
+mod signals;
 mod status;
+mod tail;
 
 use std::path::PathBuf;
 
@@ -77,6 +79,8 @@ enum Command {
     Generate(generate::GenerateArgs),
     /// Show Redis, the bus and the pipelines on one screen, with problems and remedies.
     Status(status::StatusArgs),
+    /// Show how attempts end, as they happen.
+    Tail(tail::TailArgs),
     /// List, pause, resume and drop pipelines.
     Pipelines(pipelines::PipelinesArgs),
     /// Inspect bots; set weights; pause, resume, release and purge.
@@ -131,6 +135,7 @@ impl Cli {
             Command::Publish(args) => publish::publish(load()?, args).await,
             Command::Generate(args) => generate::generate(load()?, args).await,
             Command::Status(args) => status::status(load()?, &args).await,
+            Command::Tail(args) => Box::pin(tail::tail(load()?, args)).await,
             Command::Pipelines(args) => pipelines::pipelines(load()?, args).await,
             Command::Bots(args) => bots::bots(load()?, args).await,
             Command::Events(args) => events::events(load()?, args).await,
