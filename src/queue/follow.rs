@@ -186,7 +186,8 @@ impl Follower {
             let [stream, ..] = &self.queue.shards()[place].history;
             let mut page = redis::cmd("XREVRANGE");
             page.arg(stream).arg(format!("({id}")).arg("-").arg("COUNT").arg(PAGE);
-            entries = self.read(portions(Some(self.queue.link().command("XREVRANGE", page).await?)))?;
+            entries =
+                self.read(portions(Some(self.queue.link().command("XREVRANGE", page).await?)))?;
         }
         Ok(())
     }
@@ -296,14 +297,12 @@ impl Follower {
             for ((bot, score), packed) in scored.iter().zip(self.packed(place, scored).await?) {
                 let failures = read_failures(&packed);
                 let last = seen.marks.get(bot).and_then(|(_, last)| *last);
-                let known = last.and_then(|last| {
-                    failures.iter().rposition(|failure| mark(failure) == last)
-                });
+                let known = last
+                    .and_then(|last| failures.iter().rposition(|failure| mark(failure) == last));
                 let first_look = last.is_none();
                 seen.marks.insert(bot.clone(), (*score, failures.last().map(mark)));
-                let is_new = |failure: &Attempt| {
-                    all || !first_look || failure.end_ms() >= seen.since_ms
-                };
+                let is_new =
+                    |failure: &Attempt| all || !first_look || failure.end_ms() >= seen.since_ms;
                 let new = failures.into_iter().skip(known.map_or(0, |known| known + 1));
                 let new = new.filter(is_new);
                 outcomes.extend(new.map(|attempt| Outcome { bot: bot.clone(), attempt }));

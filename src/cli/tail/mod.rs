@@ -166,7 +166,8 @@ impl<'a> Tail<'a> {
     fn say(&self) {
         let names: Vec<_> =
             self.followers.iter().map(|follower| follower.queue().name().as_str()).collect();
-        let bots: Vec<_> = self.wanted.bots.iter().map(|bot| super::output::plain(bot.as_str())).collect();
+        let bots: Vec<_> =
+            self.wanted.bots.iter().map(|bot| super::output::plain(bot.as_str())).collect();
         let of = if bots.is_empty() { String::new() } else { format!(" of {}", bots.join(", ")) };
         let what = if self.wanted.failing { "failed attempts" } else { "attempts" };
         eprintln!("following {what}{of} in {}; Ctrl-C ends it", names.join(", "));
