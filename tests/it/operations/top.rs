@@ -59,7 +59,7 @@ async fn it_shows_a_failing_bot_pauses_a_pipeline_by_key_and_restores_the_termin
             has_row(shown, "shop-7", "the receiver answered")
         })
         .await;
-    terminal.until_that("the finding", |shown| shown.contains("Problems (1)")).await;
+    terminal.until("!! pipeline test fails for shop-7").await;
     assert!(terminal.is_taken() && terminal.hides_cursor());
     assert!(terminal.has_colours());
     let shown = terminal.text();
