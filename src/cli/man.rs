@@ -65,7 +65,8 @@ fn collect(command: &Command, pages: &mut Vec<Page>) -> io::Result<()> {
 
 fn page(command: &Command) -> io::Result<Page> {
     let source = format!("{} {}", super::NAME, env!("CARGO_PKG_VERSION"));
-    let man = Man::new(command.clone()).source(source).manual(MANUAL);
+    // An empty date would be left out, and the next parts would take its place.
+    let man = Man::new(command.clone()).date(" ").source(source).manual(MANUAL);
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;

@@ -15,6 +15,7 @@ use crate::support::push::{LONG, Push};
 use crate::support::receiver::{Call, Reply};
 use crate::support::redis::{Options, Persistence, RedisServer};
 use crate::support::served::PROGRAM;
+use crate::support::terminal::Terminal;
 use crate::support::wait::{eventually, holds_within};
 
 /// The lines of an output so far.
@@ -208,6 +209,30 @@ async fn the_last_attempts_are_shown_first_and_lines_align_without_colours() {
     assert!(failing[1].contains("failed 500"), "{failing:?}");
     let good = last_lines(&push.config, &["--bot", "good"], 3).await;
     assert!(good[1..].iter().all(|line| line.contains("good")), "{good:?}");
+    drop(served);
+}
+
+#[tokio::test]
+async fn on_a_terminal_results_are_coloured_and_lines_fit_unless_no_color_is_set() {
+    let push = Push::new(&[SLOWLY], answer).await;
+    let served = push.serve().await;
+    push.publish("failing", 0..1).await;
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("fairlane.toml"), &push.config).unwrap();
+    let script = format!("{PROGRAM} tail; echo exit $?");
+    for (env, coloured) in [(&[][..], true), (&[("NO_COLOR", "1")][..], false)] {
+        let terminal = Terminal::run(directory.path(), &script, env);
+        terminal.until("failed 500").await;
+        assert_eq!(terminal.has_colours(), coloured, "{}", terminal.text());
+        let shown = terminal.text();
+        let lines: Vec<&str> = shown.lines().collect();
+        let line = lines.iter().position(|line| line.contains("failed 500")).unwrap();
+        assert!(lines[line - 1].starts_with("TIME (UTC)"), "{shown}");
+        assert_eq!(lines[line + 1..].join("").trim(), "", "a line is broken: {shown}");
+        // Ctrl-C
+        terminal.keys("\u{3}");
+        terminal.until("exit 0").await;
+    }
     drop(served);
 }
 
