@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::support::bus::{add, event};
 use crate::support::cli::run_in;
-use crate::support::config::config;
+use crate::support::config::{STREAM, config};
 use crate::support::process::signal;
 use crate::support::push::{LONG, Push};
 use crate::support::receiver::{Call, Reply};
 use crate::support::redis::{Options, Persistence, RedisServer};
-use crate::support::served::PROGRAM;
+use crate::support::served::{PROGRAM, Served};
 use crate::support::terminal::Terminal;
 use crate::support::wait::{eventually, holds_within};
 
@@ -219,7 +220,8 @@ async fn on_a_terminal_results_are_coloured_and_lines_fit_unless_no_color_is_set
     push.publish("failing", 0..1).await;
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("fairlane.toml"), &push.config).unwrap();
-    let script = format!("{PROGRAM} tail; echo exit $?");
+    // Ctrl-C must not end the shell too.
+    let script = format!("trap : INT; {PROGRAM} tail; echo exit $?");
     for (env, coloured) in [(&[][..], true), (&[("NO_COLOR", "1")][..], false)] {
         let terminal = Terminal::run(directory.path(), &script, env);
         terminal.until("failed 500").await;
@@ -255,6 +257,36 @@ async fn it_waits_for_a_redis_that_restarts_and_shows_what_ends_afterwards() {
     assert_eq!(shown.iter().filter(|seen| seen[3] == "0").count(), 1, "{shown:?}");
     assert_eq!(tail.end(Some("INT")), Some(0));
     drop(served);
+}
+
+#[tokio::test]
+async fn it_says_so_when_attempts_are_gone_before_it_could_show_them() {
+    let server = RedisServer::start(Options::default());
+    let settings = [
+        ("pipelines.test.handler", "\"log\""),
+        ("pipelines.test.history", "{ max_bytes = 1048576 }"),
+    ];
+    let config = config(&server, "test", &settings);
+    let served = Served::start(&config).await;
+    publish_for_bots(&server, 0..1).await;
+    let tail = Tail::start(&config, &["--json", "-n", "0"]).await;
+    let other = Tail::start(&config, &["--json", "-n", "0"]).await;
+    publish_for_bots(&server, 1..2).await;
+    tail.until_seen(["test", "bot-1", "done", "1"]).await;
+    signal(tail.child.id(), "STOP");
+    // More than a shard keeps, of as many bots, so that no two attempts share a note.
+    publish_for_bots(&server, 2..8_000).await;
+    other.until_seen(["test", "bot-7999", "done", "7999"]).await;
+    signal(tail.child.id(), "CONT");
+    tail.until_said("some attempts may be missing").await;
+    tail.until_seen(["test", "bot-7999", "done", "7999"]).await;
+    drop(served);
+}
+
+/// Publishes an event for each of these bots.
+async fn publish_for_bots(server: &RedisServer, ids: std::ops::Range<u32>) {
+    let events: Vec<_> = ids.map(|id| event(&format!("bot-{id}"), "test.event", id)).collect();
+    add(server, STREAM, &events).await;
 }
 
 #[tokio::test]

@@ -100,7 +100,7 @@ async fn without_redis_it_says_so_keeps_the_figures_and_reacts_to_keys() {
     assert!(shown.contains("by name, old") && shown.contains("shop-7"), "{shown}");
     assert!(!terminal.has_colours());
     terminal.keys("?");
-    terminal.until("pause or resume the selected").await;
+    terminal.until("pause or resume the row").await;
     terminal.keys("x");
     push.server.sigcont();
     terminal.until_that("it answers again", |shown| !shown.contains(", old")).await;
