@@ -22,7 +22,7 @@ pub(super) fn table(output: Output, attempts: &[Attempt], now_ms: u64) -> String
     output.table(&table)
 }
 
-fn result(attempt: &Attempt) -> String {
+pub(super) fn result(attempt: &Attempt) -> String {
     let name = attempt.result.name().replace('_', " ");
     match attempt.status {
         Some(status) => format!("{name} {status}"),
@@ -38,11 +38,11 @@ fn events(attempt: &Attempt) -> String {
     }
 }
 
-fn took(us: u64) -> String {
+pub(super) fn took(us: u64) -> String {
     if us < 1_000 { format!("{us} µs") } else { duration(us / 1_000) }
 }
 
-fn answer(attempt: &Attempt) -> String {
+pub(super) fn answer(attempt: &Attempt) -> String {
     let mut text = match (&attempt.answer, &attempt.reason) {
         (Some(answer), _) => plain(answer),
         (None, Some(reason)) => plain(reason),

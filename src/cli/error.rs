@@ -95,6 +95,29 @@ pub enum CliError {
         "there is no pipeline yet; add a section [pipelines.NAME] to the configuration (`fairlane config` prints one)"
     )]
     NoPipeline,
+    /// Of no chosen pipeline are attempts kept.
+    #[error(
+        "nothing can be shown: {} keep no attempts; set history.slices above 0 there and restart every `fairlane serve`",
+        list(.0)
+    )]
+    NoHistory(Vec<PipelineName>),
+    /// Standard output is no terminal.
+    #[error(
+        "`fairlane top` needs a terminal; `fairlane status` prints the same once, and `fairlane status --json` prints it for scripts"
+    )]
+    NoTerminal,
+    /// The terminal cannot be used.
+    #[error("the terminal cannot be used: {0}")]
+    Terminal(#[source] io::Error),
+    /// A page or a script cannot be written.
+    #[error("{name}: cannot be written: {source}")]
+    NotWritten {
+        /// The file or directory.
+        name: String,
+        /// The error of the operating system.
+        #[source]
+        source: io::Error,
+    },
     /// An enabled pipeline cannot be dropped.
     #[error(
         "pipeline {0} is enabled: set `enabled = false` in [pipelines.{0}] and restart every `fairlane serve`, then drop it"
@@ -255,6 +278,9 @@ impl CliError {
             | Self::UnknownPipeline { .. }
             | Self::WhichPipeline { .. }
             | Self::NoPipeline
+            | Self::NoHistory(_)
+            | Self::NoTerminal
+            | Self::NotWritten { .. }
             | Self::NotConfirmed(_)
             | Self::Purge(_)
             | Self::Replay(_)
@@ -285,6 +311,7 @@ impl CliError {
             | Self::ImportInput { .. }
             | Self::ImportStopped { .. }
             | Self::Output(_)
+            | Self::Terminal(_)
             | Self::Receiver(_)
             | Self::Json(_)
             | Self::Signals(_)

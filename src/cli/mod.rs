@@ -4,6 +4,7 @@
 mod attempts;
 mod bots;
 mod check;
+mod completions;
 mod config;
 mod counters;
 mod dead;
@@ -11,6 +12,7 @@ mod demo;
 mod error;
 mod events;
 mod generate;
+mod man;
 mod output;
 mod pipelines;
 mod publish;
@@ -19,7 +21,10 @@ mod replay;
 mod secret;
 mod serve;
 mod session;
+mod signals;
 mod status;
+mod tail;
+mod top;
 
 use std::path::PathBuf;
 
@@ -43,10 +48,13 @@ Examples:
 
 Exit codes: 0 success, 1 failure, 64 bad usage or configuration, 69 a needed service is unavailable.";
 
+/// The name of the command.
+const NAME: &str = "fairlane";
+
 /// Per-tenant event fan-out worker pool on Redis: ordered per tenant, fair across tenants, safe
 /// under crashes.
 #[derive(Debug, Parser)]
-#[command(name = "fairlane", version, after_help = EXAMPLES, max_term_width = 100)]
+#[command(name = NAME, version, after_help = EXAMPLES, max_term_width = 100)]
 pub struct Cli {
     #[command(flatten)]
     global: Global,
@@ -77,6 +85,10 @@ enum Command {
     Generate(generate::GenerateArgs),
     /// Show Redis, the bus and the pipelines on one screen, with problems and remedies.
     Status(status::StatusArgs),
+    /// Show pipelines, bots and problems live in the terminal; pause and resume them by key.
+    Top(top::TopArgs),
+    /// Show how attempts end, as they happen.
+    Tail(tail::TailArgs),
     /// List, pause, resume and drop pipelines.
     Pipelines(pipelines::PipelinesArgs),
     /// Inspect bots; set weights; pause, resume, release and purge.
@@ -98,6 +110,15 @@ enum Command {
     /// Receive notifications and pushes, for tests: print each one, check its signature, and fail a
     /// share of them on request.
     Receiver(receiver::ReceiverArgs),
+    /// Print the completions of a shell.
+    Completions(completions::CompletionsArgs),
+    /// Print or install the manual pages.
+    Man(man::ManArgs),
+}
+
+/// The whole command line, for completions and manual pages.
+fn command() -> clap::Command {
+    <Cli as clap::CommandFactory>::command()
 }
 
 impl Cli {
@@ -115,6 +136,8 @@ impl Cli {
             Command::Serve(_) => LevelFilter::INFO,
             // The demo's handler fails on purpose. The demo itself reports those failures.
             Command::Demo(_) => LevelFilter::ERROR,
+            // A line would go across its screen.
+            Command::Top(_) => LevelFilter::OFF,
             _ => LevelFilter::WARN,
         }
     }
@@ -131,6 +154,8 @@ impl Cli {
             Command::Publish(args) => publish::publish(load()?, args).await,
             Command::Generate(args) => generate::generate(load()?, args).await,
             Command::Status(args) => status::status(load()?, &args).await,
+            Command::Top(args) => Box::pin(top::top(load()?, args)).await,
+            Command::Tail(args) => Box::pin(tail::tail(load()?, args)).await,
             Command::Pipelines(args) => pipelines::pipelines(load()?, args).await,
             Command::Bots(args) => bots::bots(load()?, args).await,
             Command::Events(args) => events::events(load()?, args).await,
@@ -141,6 +166,8 @@ impl Cli {
             Command::Config(args) => config::config(&args),
             Command::Secret(args) => secret::secret(&load()?, &args),
             Command::Receiver(args) => receiver::receiver(&load()?, args).await,
+            Command::Completions(args) => completions::completions(&args),
+            Command::Man(args) => man::man(&args),
         }
     }
 }

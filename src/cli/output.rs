@@ -166,6 +166,12 @@ pub(super) fn age(ms: u64, any: bool) -> String {
     if any { duration(ms) } else { "-".to_owned() }
 }
 
+/// A rate as text; a whole number from 10 on, because fractions are then noise.
+pub(super) fn rate(per_second: f64) -> String {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate, rounded")]
+    if per_second >= 10.0 { number(per_second.round() as u64) } else { format!("{per_second:.1}") }
+}
+
 /// A size in binary units.
 pub(super) fn bytes(bytes: u64) -> String {
     indicatif::BinaryBytes(bytes).to_string()

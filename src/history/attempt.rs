@@ -120,6 +120,12 @@ impl Attempt {
         joins
     }
 
+    /// When it ended, ms since 1970.
+    #[must_use]
+    pub fn end_ms(&self) -> u64 {
+        self.time_ms.saturating_add(self.duration_us.unwrap_or_default() / 1_000)
+    }
+
     /// Whether it is an attempt at the event with this id. Of a slice of more than 512 events, only the
     /// first and the last one are known.
     #[must_use]

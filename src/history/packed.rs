@@ -57,6 +57,13 @@ pub(crate) fn read_portion(portion: &[u8], bot: &BotId) -> Vec<Attempt> {
     of_bot.map(|one| attempt(one.attempt)).collect()
 }
 
+/// The attempts of all bots in a portion. What cannot be read is left out.
+pub(crate) fn read_whole_portion(portion: &[u8]) -> Vec<(BotId, Attempt)> {
+    let all: Vec<OfBot> = rmp_serde::from_slice(portion).unwrap_or_default();
+    let read = |one: OfBot| Some((BotId::parse(&one.bot).ok()?, attempt(one.attempt)));
+    all.into_iter().filter_map(read).collect()
+}
+
 /// The bot of an attempt at the event with this id in a portion.
 pub(crate) fn bot_of(portion: &[u8], id: &str) -> Option<String> {
     let all: Vec<OfBot> = rmp_serde::from_slice(portion).unwrap_or_default();
@@ -91,6 +98,7 @@ mod tests {
         let packed = portion(&all);
         assert_eq!(read_portion(&packed, &bot("a")), [done(1), done(3)]);
         assert_eq!(read_portion(&packed, &bot("c")), []);
+        assert_eq!(read_whole_portion(&packed), all);
         assert_eq!(read_portion(b"\xc1 damaged", &bot("a")), []);
     }
 

@@ -100,7 +100,10 @@ impl Queue {
         let more = found.len() > limit;
         found.truncate(limit);
         let next = found.last().filter(|_| more).cloned();
-        let mut views = self.view_many(&found, now).await?;
+        let bots: Vec<BotId> = found.iter().map(|cursor| cursor.bot.clone()).collect();
+        let views = self.view_each(&bots, now).await?.into_iter();
+        let mut views: HashMap<BotId, BotView> =
+            views.map(|view| (view.bot.clone(), view)).collect();
         let bots = found.iter().filter_map(|cursor| views.remove(&cursor.bot)).collect();
         Ok(BotPage { bots, next })
     }
@@ -215,13 +218,17 @@ impl Queue {
         Ok(())
     }
 
-    async fn view_many(
+    /// These bots, in any order.
+    ///
+    /// # Errors
+    /// If Redis is unavailable or refuses.
+    pub(crate) async fn view_each(
         &self,
-        found: &[BotCursor],
+        bots: &[BotId],
         now: Duration,
-    ) -> Result<HashMap<BotId, BotView>, RedisError> {
+    ) -> Result<Vec<BotView>, RedisError> {
         let mut shards: HashMap<Shard, Vec<BotId>> = HashMap::new();
-        for BotCursor { bot, .. } in found {
+        for bot in bots {
             shards.entry(self.shard_of(bot)).or_default().push(bot.clone());
         }
         let views: Vec<Vec<BotView>> = stream::iter(shards)
@@ -229,6 +236,6 @@ impl Queue {
             .buffer_unordered(CONCURRENT)
             .try_collect()
             .await?;
-        Ok(views.into_iter().flatten().map(|view| (view.bot.clone(), view)).collect())
+        Ok(views.concat())
     }
 }

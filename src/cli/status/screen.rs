@@ -1,7 +1,7 @@
 //! Prints the status.
 
 use super::Status;
-use crate::cli::output::{self, Output, Table, Tone, age, bytes, duration, number};
+use crate::cli::output::{self, Output, Table, Tone, age, bytes, duration, number, rate};
 use crate::presence::{Pace, Process};
 use crate::problems::{Finding, PipelineFacts, Severity};
 use crate::redis::{StreamKind, StreamView};
@@ -46,12 +46,6 @@ fn process_table(processes: &[Process], now_ms: u64) -> Table {
         ]);
     }
     table
-}
-
-/// A rate as text; a whole number from 10 on, because fractions are then noise.
-fn rate(per_second: f64) -> String {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate, rounded")]
-    if per_second >= 10.0 { number(per_second.round() as u64) } else { format!("{per_second:.1}") }
 }
 
 pub(super) fn screen(output: Output, status: &Status) -> String {

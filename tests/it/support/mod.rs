@@ -30,5 +30,6 @@ pub(crate) mod redis;
 pub(crate) mod roles;
 pub(crate) mod script_harness;
 pub(crate) mod served;
+pub(crate) mod terminal;
 pub(crate) mod tokens;
 pub(crate) mod wait;

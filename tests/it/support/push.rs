@@ -35,7 +35,15 @@ impl Push {
         F: Fn(Call) -> R + Send + Sync + 'static,
         R: Future<Output = Reply> + Send,
     {
-        let server = RedisServer::start(Options::default());
+        Self::on(RedisServer::start(Options::default()), settings, answer).await
+    }
+
+    /// The same on a server with other options.
+    pub(crate) async fn on<F, R>(server: RedisServer, settings: &[(&str, &str)], answer: F) -> Self
+    where
+        F: Fn(Call) -> R + Send + Sync + 'static,
+        R: Future<Output = Reply> + Send,
+    {
         let receiver = Receiver::start(answer).await;
         let config = pushing(&server, &receiver.url(), settings);
         Self { server, receiver, config, published: AtomicU64::new(0) }
