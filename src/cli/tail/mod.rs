@@ -113,17 +113,13 @@ impl<'a> Tail<'a> {
         self.start().await?;
         let mut listed = Instant::now();
         loop {
-            let more = match self.look().await {
-                Ok(more) => {
-                    self.answers();
-                    more
-                }
-                Err(error) => {
-                    self.waits(error)?;
-                    sleep(PATIENCE).await;
-                    continue;
-                }
-            };
+            let (more, failed) = self.look().await?;
+            if let Some(error) = failed {
+                self.waits(error)?;
+                sleep(PATIENCE).await;
+                continue;
+            }
+            self.answers();
             if self.args.pipeline.is_empty() && listed.elapsed() >= PIPELINES {
                 listed = Instant::now();
                 if let Err(error) = self.add_new_pipelines().await {
@@ -208,8 +204,8 @@ impl<'a> Tail<'a> {
         Ok(())
     }
 
-    /// Shows what is new in all pipelines. Returns whether there is more.
-    async fn look(&mut self) -> Result<bool, RedisError> {
+    /// Shows what is new in all pipelines. Returns whether there is more, and an error of Redis.
+    async fn look(&mut self) -> Result<(bool, Option<RedisError>), CliError> {
         let looks = self.followers.iter_mut().map(|follower| async {
             let news = follower.look().await;
             (follower.queue().name().clone(), news)
@@ -225,15 +221,14 @@ impl<'a> Tail<'a> {
                 Err(error) => failed = Some(error),
             }
         }
-        // The output is closed if this fails, and that ends the command.
-        let _ = self.show(outcomes, None).await;
+        self.show(outcomes, None).await?;
         if gap && self.noted.is_none_or(|noted| noted.elapsed() >= GAPS) {
             self.noted = Some(Instant::now());
             eprintln!(
                 "some attempts may be missing: there are more of them than history.max_bytes keeps until they are shown"
             );
         }
-        failed.map_or(Ok(more), Err)
+        Ok((more, failed))
     }
 
     async fn show(

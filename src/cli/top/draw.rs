@@ -150,14 +150,14 @@ fn right(text: String) -> Cell<'static> {
 /// Draws rows under their heads, or what is said instead of rows.
 struct Rows<'a> {
     head: Row<'static>,
-    rows: Vec<Row<'a>>,
+    lines: Vec<Row<'a>>,
     widths: &'a [Constraint],
     selected: Option<usize>,
     none: &'static str,
 }
 
 fn draw_rows(frame: &mut Frame<'_>, area: Rect, state: &State, now_ms: u64, rows: Rows<'_>) {
-    if rows.rows.is_empty() {
+    if rows.lines.is_empty() {
         let none = if state.shown.is_some() { rows.none } else { "" };
         frame.render_widget(Line::from(none), area);
         return;
@@ -167,7 +167,7 @@ fn draw_rows(frame: &mut Frame<'_>, area: Rect, state: &State, now_ms: u64, rows
     } else {
         Style::new()
     };
-    let table = Table::new(rows.rows, rows.widths)
+    let table = Table::new(rows.lines, rows.widths)
         .header(rows.head)
         .style(style)
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
@@ -189,7 +189,7 @@ fn draw_pipelines(frame: &mut Frame<'_>, area: Rect, state: &State, theme: Theme
     let selected = state.selected_pipeline().filter(|_| state.pane == Pane::Pipelines);
     let rows = Rows {
         head: head(["PIPELINE", "STATE", ">QUEUED", ">IN/S", ">OUT/S", ">OLDEST", ">FAILING"]),
-        rows: rows.into_iter().map(|row| pipeline_row(row, theme)).collect(),
+        lines: rows.into_iter().map(|row| pipeline_row(row, theme)).collect(),
         widths: &[
             Constraint::Min(16),
             Constraint::Length(12),
@@ -243,7 +243,7 @@ fn draw_bots(frame: &mut Frame<'_>, area: Rect, state: &State, theme: Theme, now
     let selected = state.selected_bot().filter(|_| state.pane == Pane::Bots);
     let rows = Rows {
         head: head(["BOT", "PIPELINE", "STATE", ">QUEUED", ">OLDEST", "REASON"]),
-        rows: rows.into_iter().map(|row| bot_row(row, theme)).collect(),
+        lines: rows.into_iter().map(|row| bot_row(row, theme)).collect(),
         widths: &[
             Constraint::Fill(2),
             Constraint::Max(16),

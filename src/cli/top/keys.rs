@@ -72,19 +72,19 @@ impl State {
     fn answer(&mut self, dialog: Dialog, code: KeyCode) -> Option<Effect> {
         match (dialog, code) {
             (Dialog::Question(command), KeyCode::Char('y' | 'Y')) => Some(Effect::Do(command)),
-            (Dialog::Question(_), KeyCode::Char('n' | 'N' | 'q') | KeyCode::Esc) => None,
+            (Dialog::Help | Dialog::Details(..), _)
+            | (_, KeyCode::Char('n' | 'N' | 'q') | KeyCode::Esc) => None,
             // Another key is a mistake, so the question stays.
             (question @ Dialog::Question(_), _) => {
                 self.dialog = Some(question);
                 None
             }
-            (Dialog::Help | Dialog::Details(..), _) => None,
         }
     }
 
     /// A key that goes into the filter.
     fn typed(&mut self, code: KeyCode) -> Option<Effect> {
-        let Some(prefix) = self.prefix() else { return None };
+        let prefix = self.prefix()?;
         match code {
             KeyCode::Char(c) if prefix.chars().count() < PREFIX_MAX => prefix.push(c),
             KeyCode::Backspace => drop(prefix.pop()),

@@ -110,7 +110,8 @@ pub(super) async fn top(config: Config, args: TopArgs) -> Result<(), CliError> {
                     Some(Effect::Quit) => return Ok(()),
                     Some(Effect::Read) => wishes.want(state.wanted()),
                     Some(Effect::Do(command)) => {
-                        if commands.try_send(command).is_err() {
+                        let sent = commands.try_send(command);
+                        if sent.is_err() {
                             let text = "the commands before are not done yet".to_owned();
                             state.tell(Err(text), millis(SystemClock.now()));
                         }

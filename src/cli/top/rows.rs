@@ -93,7 +93,7 @@ type Failures<'a> = HashMap<(&'a PipelineName, &'a BotId), (u64, &'a str)>;
 fn failures(pipelines: &[PipelineFacts]) -> Failures<'_> {
     let mut found = HashMap::new();
     for PipelineFacts { name, failing, .. } in pipelines {
-        for failing in failing.iter() {
+        if let Some(failing) = failing {
             for (bot, last) in failing.bots.iter().zip(&failing.each) {
                 found.insert((name, bot), (last.since_ms, last.reason.as_str()));
             }

@@ -103,7 +103,9 @@ fn every_command_has_a_manual_page_that_man_can_show() {
     assert!(commands.len() > 30, "{commands:?}");
     let file = |words: &Vec<String>| {
         let mut name = "fairlane".to_owned();
-        words.iter().for_each(|word| name.extend(["-", word]));
+        for word in words {
+            name.extend(["-", word]);
+        }
         name + ".1"
     };
     let expected: BTreeSet<String> = commands.iter().map(file).collect();

@@ -240,9 +240,9 @@ async fn on_a_terminal_results_are_coloured_and_lines_fit_unless_no_color_is_set
 
 #[tokio::test]
 async fn it_waits_for_a_redis_that_restarts_and_shows_what_ends_afterwards() {
-    let server =
+    let redis =
         RedisServer::start(Options { persistence: Persistence::Always, ..Options::default() });
-    let mut push = Push::on(server, &[], answer).await;
+    let mut push = Push::on(redis, &[], answer).await;
     let served = push.serve().await;
     let tail = Tail::start(&push.config, &["--json"]).await;
     push.publish("good", 0..1).await;
@@ -261,21 +261,21 @@ async fn it_waits_for_a_redis_that_restarts_and_shows_what_ends_afterwards() {
 
 #[tokio::test]
 async fn it_says_so_when_attempts_are_gone_before_it_could_show_them() {
-    let server = RedisServer::start(Options::default());
+    let redis = RedisServer::start(Options::default());
     let settings = [
         ("pipelines.test.handler", "\"log\""),
         ("pipelines.test.history", "{ max_bytes = 1048576 }"),
     ];
-    let config = config(&server, "test", &settings);
+    let config = config(&redis, "test", &settings);
     let served = Served::start(&config).await;
-    publish_for_bots(&server, 0..1).await;
+    publish_for_bots(&redis, 0..1).await;
     let tail = Tail::start(&config, &["--json", "-n", "0"]).await;
     let other = Tail::start(&config, &["--json", "-n", "0"]).await;
-    publish_for_bots(&server, 1..2).await;
+    publish_for_bots(&redis, 1..2).await;
     tail.until_seen(["test", "bot-1", "done", "1"]).await;
     signal(tail.child.id(), "STOP");
     // More than a shard keeps, of as many bots, so that no two attempts share a note.
-    publish_for_bots(&server, 2..8_000).await;
+    publish_for_bots(&redis, 2..8_000).await;
     other.until_seen(["test", "bot-7999", "done", "7999"]).await;
     signal(tail.child.id(), "CONT");
     tail.until_said("some attempts may be missing").await;
