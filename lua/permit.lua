@@ -2,7 +2,8 @@
 -- permit: takes tokens for the events of a slice from the bucket of a bot, before its handler starts.
 --
 -- The bucket is the time (µs) at which it is full again (GCRA). The caller holds the lease of the bot,
--- and hands out at most the granted number of events. A call whose reply is lost costs its tokens: no
+-- and hands out at most the granted number of events. Or its lease has just ended, and it takes none: the
+-- call only shows whether events wait. A call whose reply is lost costs its tokens: no
 -- bot ever gets more than its bucket allows.
 --
 -- A bucket is forgotten GRACE after it is full. A bot is `slow` while events of it wait for tokens.

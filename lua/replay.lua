@@ -11,11 +11,11 @@
 --       again, the events as MessagePack
 -- Reply {events put earlier, events put now, '', or the limit that refuses the others: 'max_queue' or
 --       'queued_bytes'}
--- Cost  about 12 commands
+-- Cost  about 10 to 15 commands, however many events
 assert(#KEYS == 10 and #ARGV >= 11, 'replay: wrong number of arguments')
 local POSITION, field, count = KEYS[10], ARGV[5], tonumber(ARGV[6])
 local at = 7 + count
-assert(counts(at, 1) and tonumber(ARGV[at + 2]) == count, 'replay: wrong number of events')
+assert(counts(at, 1) and tonumber(ARGV[at + 2]) == count, 'replay: wrong number of arguments')
 local bot, earlier, room, why = ARGV[at], 0, count, ''
 local stands = call('HGET', POSITION, field)
 while stands and earlier < count and not after(ARGV[7 + earlier], stands) do

@@ -285,7 +285,5 @@ fn is_unread(facts: &Facts, view: &StreamView) -> bool {
         reads && process.roles.iter().any(|role| role == "ingest")
     });
     let starts = |process: &Process| facts.now_ms.saturating_sub(process.started_ms) < STARTING_MS;
-    // Where no position was recorded, a new pipeline may start at the end.
-    view.unread.is_some() && !readers.clone().any(starts)
-        || view.unread.is_none() && readers.next().is_none()
+    !readers.any(starts)
 }

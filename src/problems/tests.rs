@@ -200,7 +200,13 @@ fn events_without_a_reader_are_no_finding_where_none_is_missing() {
     };
     assert_eq!(behind(|f| f.processes[0].started_ms = 96_000), [], "it has just started");
     assert_eq!(behind(|f| f.pipelines[0].takes_of_bus = false), [], "no pipeline takes events");
-    assert_eq!(behind(|f| f.streams[0].unread = None), [], "a new pipeline starts at the end");
+    // A new pipeline starts at the end, so nothing is behind.
+    let at_the_end = |f: &mut Facts| (f.streams[0].unread, f.streams[0].reader) = (None, true);
+    assert_eq!(behind(at_the_end), []);
+    // Nothing was ever copied, and the process that should read is stuck.
+    assert_eq!(behind(|f| f.streams[0].unread = None)[0].code, Code::NoReader);
+    let starts = |f: &mut Facts| (f.streams[0].unread, f.processes[0].started_ms) = (None, 96_000);
+    assert_eq!(behind(starts), [], "it has just started");
     assert_eq!(behind(|_| {})[0].code, Code::NoReader);
 }
 

@@ -117,6 +117,7 @@ impl Worker {
         if !self.is_committed(committed) {
             return;
         }
+        self.show_rest(mode).await;
         let (now, settled) = (self.shared.now(), settlement.settled);
         self.shared.meter.settled.fetch_add(n as u64, Ordering::Relaxed);
         let events = runs.iter().flat_map(|run| &run.slice.events);

@@ -109,6 +109,7 @@ impl Worker {
         ended(traced, committed);
         match committed {
             Committed::Done | Committed::Full => {
+                self.show_rest(mode).await;
                 self.shared.meter.settled.fetch_add(n as u64, Ordering::Relaxed);
                 let sequences = slice.events[..settled].iter().map(|delivery| delivery.sequence);
                 let now = now.unwrap_or_else(|| self.shared.now());

@@ -346,6 +346,7 @@ impl Worker {
         if !self.is_committed(committed) {
             return;
         }
+        self.show_rest(mode).await;
         let now = self.shared.now();
         self.shared.meter.settled.fetch_add(n as u64, Ordering::Relaxed);
         let settled = runs.iter().zip(&lanes).flat_map(|(run, settlement)| {

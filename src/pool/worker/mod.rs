@@ -67,6 +67,7 @@ pub(super) async fn run(
         place: Some(place),
         claimed_at,
         next_token: None,
+        waits_shown: false,
         noted: None,
     };
     worker.run(records).instrument(span).await;
@@ -87,6 +88,8 @@ struct Worker {
     claimed_at: Instant,
     /// When the bot has its next token, if it has none.
     next_token: Option<Instant>,
+    /// Whether the permit of the slice found that events wait for tokens, and showed it.
+    waits_shown: bool,
     /// What each renewal notes for the lanes that are set aside.
     noted: Option<AsideChange>,
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::super::settle::Fitness;
 use super::super::total::LATE;
@@ -16,6 +16,9 @@ use crate::telemetry::OncePerMinute;
 
 /// A bot whose tokens cannot be asked for is parked for this long.
 const FAILED: Duration = Duration::from_secs(1);
+
+/// A bot that rests for a shorter time gets its next permit soon, which shows that its events wait.
+const REST_MS: u64 = 1_000;
 
 static UNANSWERED: OncePerMinute = OncePerMinute::new();
 
@@ -49,6 +52,7 @@ impl Worker {
                     return Err(Ended::NotHandled);
                 }
                 shared.metrics.tokens.increment(granted as u64);
+                self.waits_shown = slice.events.len() > granted;
                 slice.events.truncate(granted);
                 Ok(())
             }
@@ -71,6 +75,22 @@ impl Worker {
                 Mode::Park { ms: crate::clock::millis(left).max(1) }
             }
             _ => mode,
+        }
+    }
+
+    /// Shows that the events of a bot that rests now wait for tokens. The permit of the slice could not
+    /// know it if they came later. The lease has ended in this way.
+    pub(super) async fn show_rest(&self, mode: Mode) {
+        let Mode::Park { ms: REST_MS.. } = mode else { return };
+        let (Some(bucket), Some(_), false) = (self.bucket(), self.next_token, self.waits_shown)
+        else {
+            return;
+        };
+        let (queue, bot) = (&self.shared.queue, &self.lease.bot);
+        // It takes no token.
+        let permit = Permit { keys: queue.keys(self.lease.shard), bot, want: 0, bucket };
+        if let Err(error) = queue.link().call(&permit).await {
+            debug!(%bot, %error, "cannot show that the events of a bot wait for tokens");
         }
     }
 }

@@ -74,6 +74,7 @@ impl ScriptHarness {
             "restore",
             "forget",
             "slice",
+            "replay",
             "permit",
             "set",
             "budget"

@@ -58,6 +58,7 @@ async fn the_recipe_for_an_hour_of_one_tenant_replays_that_hour_and_that_tenant(
         ("pipelines.orders.handler", "\"recorder\""),
         ("pipelines.orders.events", "[\"order.*\"]"),
         ("pipelines.orders.start", "\"earliest\""),
+        ("pipelines.orders.handler_timeout", "\"5s\""),
         ("bus.trim", "false"),
     ]);
     let mut connection = rig.server.connection().await;

@@ -97,7 +97,7 @@ async fn the_span_of_a_receiver_is_a_child_of_the_call_in_the_same_trace() {
         assert_eq!((&*own.service, own.span.kind), ("shop", SpanKind::Server as i32));
         let call = parent_of(own);
         assert_eq!((&*call.name, &*call.service), ("call push", "fairlane"));
-        assert_eq!(call.is_failed(), attempt == "1");
+        assert_eq!(call.is_failed(), attempt == "1", "{call:#?}");
         assert!(call.span.start_time_unix_nano <= own.span.start_time_unix_nano);
         let slice = parent_of(&call);
         assert_eq!((&*slice.name, &*slice.attributes["fairlane.attempt"]), ("slice push", attempt));

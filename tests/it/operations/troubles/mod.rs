@@ -5,6 +5,7 @@
 
 mod handlers;
 mod processes;
+mod ready;
 mod stores;
 
 use std::collections::BTreeSet;
@@ -163,6 +164,16 @@ impl Scene {
         };
         let calmed = tokio::time::timeout(LONG, calm).await;
         assert!(calmed.is_ok(), "something is wrong without a trouble:\n{left}");
+    }
+
+    /// Waits until the bus shows no unread entry, after at least one was copied.
+    async fn settles(&self, pipeline: &str) {
+        eventually(LONG, "the event is handled", async || {
+            let ran = self.ran(&["status", "--json"]).await;
+            let said: Value = serde_json::from_str(&ran.out).unwrap_or_default();
+            said["streams"][0]["unread"] == 0 && said["pipelines"][0]["name"] == pipeline
+        })
+        .await;
     }
 
     async fn page(&self) -> String {

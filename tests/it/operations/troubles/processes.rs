@@ -13,7 +13,7 @@ const UNREAD: Trouble = Trouble {
     name: "",
     code: "no-reader",
     pipeline: "",
-    words: "no process reads fairlane:events, and 3 entries are behind",
+    words: "no process reads fairlane:events",
     remedy: "start `fairlane serve` with the role ingest",
     alert: "FairlaneNobodyReadsTheBus",
     exit: 0,
@@ -38,7 +38,10 @@ async fn split(server: &RedisServer, pipeline: &str) -> (String, Scene) {
 async fn a_bus_that_nobody_reads_shows_within_seconds() {
     let server = RedisServer::start(SAFE);
     let (config, mut scene) = split(&server, "unread").await;
-    let trouble = Trouble { name: "the process that reads the bus is killed", ..UNREAD };
+    add(&server, STREAM, &[event("shop-1", "t", "before")]).await;
+    scene.settles("unread").await;
+    let words = "no process reads fairlane:events, and 3 entries are behind";
+    let trouble = Trouble { name: "the process that reads the bus is killed", words, ..UNREAD };
     scene.is_quiet(&trouble).await;
     scene.served[0].kill9();
     let began = Instant::now();
@@ -53,6 +56,7 @@ async fn a_bus_that_nobody_reads_shows_within_seconds() {
 async fn a_bus_whose_reader_is_stuck_shows_within_seconds() {
     let server = RedisServer::start(SAFE);
     let (_, scene) = split(&server, "stuck").await;
+    // Nothing was ever copied.
     let trouble = Trouble { name: "the process that reads the bus is frozen", ..UNREAD };
     scene.is_quiet(&trouble).await;
     scene.served[0].sigstop();

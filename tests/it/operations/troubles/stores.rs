@@ -118,7 +118,8 @@ async fn a_frozen_redis_shows_within_seconds_and_no_command_hangs() {
     let began = Instant::now();
     let ran = scene.ran(&["status"]).await;
     assert!(began.elapsed() < LONG / 10, "{:?}: {ran:?}", began.elapsed());
-    assert!(ran.out.contains("no answer within 3 s"), "{ran:?}");
+    assert!(ran.out.contains("no answer from Redis at"), "{ran:?}");
+    println!("TROUBLE status of a frozen Redis took {:.1} s", began.elapsed().as_secs_f64());
     server.sigcont();
     scene.ends(&trouble).await;
 }

@@ -1,0 +1,93 @@
+//! `/readyz?verbose`.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::{LONG, SAFE};
+use crate::support::cli::run_in;
+use crate::support::config::config;
+use crate::support::http::Client;
+use crate::support::redis::RedisServer;
+use crate::support::served::Served;
+use crate::support::tokens::{Tokens, text};
+use crate::support::wait::eventually;
+
+/// The answer of `/readyz` for a query.
+async fn ready(client: &Client, query: &str) -> (u16, Value) {
+    let answer = client.get(&format!("/readyz{query}")).await;
+    (answer.code, answer.json())
+}
+
+#[tokio::test]
+async fn findings_beside_the_readiness_are_names_unless_a_token_may_read() {
+    let server = RedisServer::start(SAFE);
+    let tokens = Tokens::new(&[
+        ("reader", "scopes = [\"read\"], bots = [\"*\"]"),
+        ("shop", "scopes = [\"read\"], bots = [\"a\"]"),
+        ("publisher", "scopes = [\"publish\"], bots = [\"*\"]"),
+    ]);
+    let settings = [("auth.tokens", &*tokens.setting), ("pipelines.ready.handler", "\"log\"")];
+    let config = config(&server, "ready", &settings);
+    let served = Served::start(&config).await;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("fairlane.toml"), &config).unwrap();
+    let (stranger, metrics) = (Client::new(&served.http()), Client::new(&served.metrics()));
+    let by = |name: &str| stranger.with_token(&text(name));
+
+    let (code, plain) = ready(&stranger, "").await;
+    assert_eq!((code, &plain), (200, &json!({ "status": "ready", "redis": "up" })));
+    let calm = json!({ "status": "ready", "redis": "up", "problems": [] });
+    eventually(LONG, "nothing is wrong", async || ready(&stranger, "?verbose").await.1 == calm)
+        .await;
+
+    assert_eq!(run_in(dir.path(), &["pipelines", "pause", "ready"], "").code, 0);
+    let name = json!({
+        "code": "pipeline-paused", "severity": "warning",
+        "runbook": "docs/runbook.md#paused-pipeline",
+    });
+    let names = json!({ "status": "ready", "redis": "up", "problems": [name] });
+    for (client, query) in [
+        (&stranger, "?verbose"),
+        (&stranger, "?verbose=true"),
+        (&by("publisher"), "?verbose"),
+        (&stranger.with_token("of nobody, and long"), "?verbose"),
+        (&metrics, "?verbose"),
+        // The tokens are those of `http.listen`.
+        (&metrics.with_token(&text("reader")), "?verbose"),
+    ] {
+        eventually(LONG, "the finding is named", async || {
+            ready(client, query).await == (200, names.clone())
+        })
+        .await;
+    }
+    for name in ["reader", "shop"] {
+        let (code, said) = ready(&by(name), "?verbose").await;
+        let found = &said["problems"][0];
+        assert_eq!((code, &said["status"]), (200, &json!("ready")), "{name}");
+        assert_eq!(found["pipeline"], "ready", "{name}");
+        assert_eq!(found["problem"], "pipeline ready is paused", "{name}");
+        assert_eq!(found["remedy"], "fairlane pipelines resume ready", "{name}");
+    }
+    for query in ["", "?verbose=false", "?verbose&verbose", "?other"] {
+        assert_eq!(ready(&stranger, query).await, (200, plain.clone()), "{query}");
+    }
+
+    // Without Redis, the list says so, and the answer is as late as without it.
+    server.sigstop();
+    let began = Instant::now();
+    let (code, said) = ready(&by("reader"), "?verbose").await;
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert_eq!((code, &said["status"]), (503, &json!("unavailable")), "{said}");
+    let problem = said["problems"][0]["problem"].as_str().unwrap();
+    assert!(problem.starts_with("Redis does not answer"), "{problem}");
+    let keys: BTreeSet<String> = ready(&stranger, "?verbose").await.1["problems"][0]
+        .as_object()
+        .unwrap()
+        .keys()
+        .cloned()
+        .collect();
+    assert_eq!(keys, ["code", "severity", "runbook"].map(str::to_owned).into());
+    server.sigcont();
+}
