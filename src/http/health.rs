@@ -176,7 +176,9 @@ impl Name {
 /// The caller whose token may read. Neither a session nor the lack of tokens suffices: the health
 /// routes do not check the site of a browser's page.
 fn reader(request: &Request) -> Option<&Caller> {
-    let Some(Identity::Caller(caller)) = request.extensions().get::<Identity>() else { return None };
+    let Some(Identity::Caller(caller)) = request.extensions().get::<Identity>() else {
+        return None;
+    };
     let may = caller.has_token() && !caller.is_public() && caller.check_scope(Scope::Read).is_ok();
     may.then_some(caller)
 }

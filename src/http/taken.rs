@@ -51,7 +51,10 @@ impl Taken {
     pub(crate) fn takes(&self, bot: &BotId, kind: &str) -> bool {
         let has = |globs: &[Glob]| globs.iter().any(|glob| glob.matches(kind));
         has(&self.written)
-            || self.selective.iter().any(|(_, types, interest)| has(types) && interest.takes(bot, kind))
+            || self
+                .selective
+                .iter()
+                .any(|(_, types, interest)| has(types) && interest.takes(bot, kind))
     }
 
     /// Which events a selective pipeline wants for each bot, if it runs here.

@@ -83,7 +83,8 @@ async fn the_recipe_for_an_hour_of_one_tenant_replays_that_hour_and_that_tenant(
     };
     let run = |command: &str, more: &[&str]| {
         let arguments = arguments(command);
-        let all: Vec<&str> = arguments.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        let all: Vec<&str> =
+            arguments.iter().map(String::as_str).chain(more.iter().copied()).collect();
         rig.command(&all)
     };
     let dry = run(&commands[0], &[]);
@@ -93,7 +94,10 @@ async fn the_recipe_for_an_hour_of_one_tenant_replays_that_hour_and_that_tenant(
     // Without a terminal, the command asks for --yes.
     let ran = run(&commands[1], &["--yes"]);
     assert_eq!(ran.code, 0, "{ran:?}");
-    assert!(ran.out.contains("put 3 events at the end of the queues of pipeline orders"), "{ran:?}");
+    assert!(
+        ran.out.contains("put 3 events at the end of the queues of pipeline orders"),
+        "{ran:?}"
+    );
     rig.got(3).await;
     assert_eq!((rig.ids("shop-7", true), rig.ids("shop-8", true)), (ids(1..4), Vec::new()));
     instance.stop().await;

@@ -187,8 +187,10 @@ fn every_key_a_script_writes_carries_the_tag_of_the_shard() {
         .map(|key| key.strip_prefix("fl:{p:0}:").unwrap_or_else(|| panic!("a key {key:?}")))
         .map(|name| if name.starts_with("idem:") { "idem" } else { name })
         .collect();
-    let expected =
-        ["att", "busy", "dlq", "fin", "held", "hwm", "idem", "meta", "own", "q:a", "q:{b}", "replay:r"];
+    let expected = [
+        "att", "busy", "dlq", "fin", "held", "hwm", "idem", "meta", "own", "q:a", "q:{b}",
+        "replay:r",
+    ];
     assert_eq!(names, expected.into());
 }
 

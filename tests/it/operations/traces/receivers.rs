@@ -9,6 +9,8 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, span::SpanKind};
 use prost::Message as _;
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use super::{CALLER, LONG, TRACE, named, parent};
 use crate::support::automation_rig::event;
@@ -47,12 +49,17 @@ async fn export(collector: &str, traceparent: &str, name: &str, number: u8) {
     let attributes = vec![KeyValue { key: name, value: Some(service), ..KeyValue::default() }];
     let resource = Some(Resource { attributes, ..Resource::default() });
     let scope_spans = vec![ScopeSpans { spans: vec![span], ..ScopeSpans::default() }];
-    let resource_spans =
-        vec![ResourceSpans { resource, scope_spans, ..ResourceSpans::default() }];
+    let resource_spans = vec![ResourceSpans { resource, scope_spans, ..ResourceSpans::default() }];
     let body = ExportTraceServiceRequest { resource_spans }.encode_to_vec();
-    let headers = [("content-type", "application/x-protobuf")];
-    let answer = Client::new(collector).send("POST", "/v1/traces", &headers, &body).await;
-    assert_eq!(answer.code, 200);
+    let length = body.len().to_string();
+    let headers = [("content-type", "application/x-protobuf"), ("content-length", &*length)];
+    let head = Client::new(collector).head("POST", "/v1/traces", &headers);
+    let mut stream = TcpStream::connect(collector).await.unwrap();
+    stream.write_all(&[head.as_bytes(), &body].concat()).await.unwrap();
+    // The collector keeps the connection open.
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200");
 }
 
 #[tokio::test]

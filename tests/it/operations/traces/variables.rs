@@ -19,7 +19,8 @@ async fn an_endpoint_for_grpc_is_one_warning_of_serve_and_stops_no_command() {
     let text = config(&redis, "push", &settings(&pushing(&receiver)));
     let served = Served::start_in(&text, &[(ENDPOINT, GRPC)]).await;
     let log = served.log();
-    let warned: Vec<&str> = log.lines().filter(|line| line.contains("no spans are exported")).collect();
+    let warned: Vec<&str> =
+        log.lines().filter(|line| line.contains("no spans are exported")).collect();
     assert_eq!(warned.len(), 1, "{log}");
     assert!(warned[0].contains("OTEL_EXPORTER_OTLP_ENDPOINT has port 4317"), "{warned:?}");
     assert!(warned[0].contains("write the port for OTLP over HTTP, usually 4318"), "{warned:?}");

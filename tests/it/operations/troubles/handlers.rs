@@ -17,8 +17,7 @@ fn pushing(server: &RedisServer, pipeline: &str, url: &str) -> String {
     let url = format!("{url:?}");
     let of = |key: &str| format!("pipelines.{pipeline}.{key}");
     let (handler, to, attempts) = (of("handler"), of("url"), of("max_attempts"));
-    let settings =
-        [(&*handler, "\"push\""), (&*to, &*url), (&*attempts, "100000")];
+    let settings = [(&*handler, "\"push\""), (&*to, &*url), (&*attempts, "100000")];
     config(server, pipeline, &settings)
 }
 

@@ -31,8 +31,7 @@ const SCRAPE: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(50);
 
 /// A Redis that keeps its data, as `fairlane status` wants it.
-const SAFE: Options =
-    Options { persistence: Persistence::EverySecond, max_memory: 0, tcp: true };
+const SAFE: Options = Options { persistence: Persistence::EverySecond, max_memory: 0, tcp: true };
 
 /// A trouble, and how it must show.
 struct Trouble {
@@ -113,7 +112,8 @@ impl Scene {
         let last = served.last().expect("a process");
         let looking = Client::new(&last.http());
         fs::write(dir.path().join("fairlane.toml"), configs.last().unwrap().0).unwrap();
-        let targets: Vec<String> = served.iter().map(|one| format!("{:?}", one.metrics())).collect();
+        let targets: Vec<String> =
+            served.iter().map(|one| format!("{:?}", one.metrics())).collect();
         let config = read("dashboards/prometheus.yml")
             .replace("\"fairlane:9464\"", &targets.join(", "))
             .replace(": 5s", &format!(": {}s", SCRAPE.as_secs()));
@@ -282,7 +282,13 @@ impl Scene {
         let s = |time: Duration| format!("{:.1}", time.as_secs_f64());
         println!(
             "TROUBLE | {} | {} | {} | {} | {} | {} | {} | {} |",
-            trouble.name, trouble.code, s(status), s(page), s(listed), s(metric), s(alert),
+            trouble.name,
+            trouble.code,
+            s(status),
+            s(page),
+            s(listed),
+            s(metric),
+            s(alert),
             trouble.alert,
         );
         self.is_told(trouble, &it).await;

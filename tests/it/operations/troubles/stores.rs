@@ -70,7 +70,8 @@ async fn a_full_redis_shows_within_seconds() {
     assert!(filled > 100, "{filled}");
     scene.shows(&trouble, began).await;
     for nth in 0..filled {
-        let () = redis::Cmd::del(format!("filler:{nth}")).query_async(&mut connection).await.unwrap();
+        let () =
+            redis::Cmd::del(format!("filler:{nth}")).query_async(&mut connection).await.unwrap();
     }
     scene.ends(&trouble).await;
 }

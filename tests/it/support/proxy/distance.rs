@@ -62,11 +62,7 @@ async fn serve(client: TcpStream, upstream: SocketAddr, delay: watch::Receiver<D
 }
 
 /// Ends when either side ends.
-async fn carry(
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
-    delay: &watch::Receiver<Duration>,
-) {
+async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, delay: &watch::Receiver<Duration>) {
     let (sender, mut under_way) = mpsc::channel::<(Instant, Vec<u8>)>(UNDER_WAY);
     let reads = async {
         loop {
