@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -19,6 +20,7 @@ use super::docs::Open;
 use super::problem::Problem;
 use super::problems::{Problems, findings};
 use crate::config::Scope;
+use crate::id::{BotId, PipelineName};
 use crate::mongo::watch::Reachable;
 use crate::problems::{Code, Facts, Finding, Severity, Viewer, find};
 use crate::redis::Link;
@@ -93,26 +95,67 @@ pub(crate) struct Readiness {
     problems: Option<Vec<Said>>,
 }
 
-/// A finding, with as much as the client may know.
-#[derive(Debug, Serialize, ToSchema)]
-#[serde(untagged)]
-enum Said {
-    /// For a token with the scope `read`.
-    Whole(Box<Finding>),
-    /// For every client.
-    Name(Name),
-}
-
-/// The kind of a finding.
+/// A finding, with as much as the client may know. The optional parts are only for a token with the
+/// scope `read`.
 #[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[schema(as = FindingName)]
-struct Name {
+#[schema(as = ReadinessFinding)]
+struct Said {
     /// Its kind.
     code: Code,
     /// How urgent it is.
     severity: Severity,
+    /// Since when, ms since 1970; absent: unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since_ms: Option<u64>,
+    /// The pipeline that it concerns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pipeline: Option<PipelineName>,
+    /// Bots that it concerns: at most three.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    bots: Vec<BotId>,
+    /// Processes that it concerns: at most three.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    processes: Vec<String>,
+    /// What is wrong, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
+    /// What helps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy: Option<String>,
     /// The section of the runbook.
     runbook: &'static str,
+}
+
+impl Said {
+    fn name(code: Code, severity: Severity) -> Self {
+        Self {
+            code,
+            severity,
+            since_ms: None,
+            pipeline: None,
+            bots: Vec::new(),
+            processes: Vec::new(),
+            problem: None,
+            remedy: None,
+            runbook: code.runbook(),
+        }
+    }
+
+    fn whole(finding: Finding) -> Self {
+        let Finding {
+            code,
+            severity,
+            since_ms,
+            pipeline,
+            bots,
+            processes,
+            problem,
+            remedy,
+            runbook,
+        } = finding;
+        let (problem, remedy) = (Some(problem), Some(remedy));
+        Self { code, severity, since_ms, pipeline, bots, processes, problem, remedy, runbook }
+    }
 }
 
 /// What to answer.
@@ -120,7 +163,6 @@ struct Name {
 #[into_params(parameter_in = Query)]
 struct Verbosity {
     /// Also list what is wrong: `?verbose` or `?verbose=true`. Without a token: only the names.
-    #[param(value_type = Option<bool>)]
     verbose: Option<String>,
 }
 
@@ -133,11 +175,13 @@ impl Verbosity {
 impl Health {
     /// What is wrong, as far as this client may know. Bounded in time.
     async fn problems(&self, redis: Answers, caller: Option<&Caller>) -> Vec<Said> {
+        // The requests of strangers must not occupy the places of probes.
+        let limit = if caller.is_some() { FINDINGS_TIMEOUT } else { READY_TIMEOUT };
         let facts = match redis {
             Answers::Up => {
                 let (problems, runtime) = (Arc::clone(&self.problems.0), &self.problems.1);
                 let reading = runtime.spawn(async move { problems.facts().await });
-                tokio::time::timeout(FINDINGS_TIMEOUT, reading).await
+                tokio::time::timeout(limit, AbortOnDropHandle::new(reading)).await
             }
             Answers::Down => {
                 let error = format!("no answer within {} s", READY_TIMEOUT.as_secs());
@@ -145,31 +189,22 @@ impl Health {
                 Ok(Ok(Arc::new(Facts::unavailable(target, error, self.problems.0.clock.now()))))
             }
         };
-        let Ok(Ok(facts)) = facts else { return vec![Said::Name(Name::of(Code::NotSeen))] };
+        let Ok(Ok(facts)) = facts else {
+            return vec![Said::name(Code::NotSeen, Code::NotSeen.severity())];
+        };
         // Every program of the machine and every page of a browser can send a request without a
         // token. The names of the findings tell it nothing about bots and machines.
-        match caller {
-            Some(caller) => {
-                let found = findings(&facts, caller).into_iter();
-                found.map(|finding| Said::Whole(Box::new(finding))).collect()
-            }
-            None => {
-                let mut names: Vec<Name> = Vec::new();
-                for Finding { code, severity, runbook, .. } in find(&facts, Viewer::All) {
-                    let name = Name { code, severity, runbook };
-                    if !names.contains(&name) {
-                        names.push(name);
-                    }
+        let Some(caller) = caller else {
+            let mut names: Vec<Said> = Vec::new();
+            for Finding { code, severity, .. } in find(&facts, Viewer::All) {
+                let name = Said::name(code, severity);
+                if !names.contains(&name) {
+                    names.push(name);
                 }
-                names.into_iter().map(Said::Name).collect()
             }
-        }
-    }
-}
-
-impl Name {
-    fn of(code: Code) -> Self {
-        Self { code, severity: code.severity(), runbook: code.runbook() }
+            return names;
+        };
+        findings(&facts, caller).into_iter().map(Said::whole).collect()
     }
 }
 

@@ -1,7 +1,8 @@
 //! A receiver that continues the trace of a push, and exports its own span to the same collector.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
+use fairlane::clock::{Clock as _, SystemClock};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as Any;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
@@ -32,7 +33,7 @@ async fn export(collector: &str, traceparent: &str, name: &str, number: u8) {
         let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
         (0..hex.len()).step_by(2).map(byte).collect()
     };
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let now = SystemClock.now();
     let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap();
     let span = Span {
         trace_id: bytes(trace),

@@ -30,10 +30,10 @@ async fn findings_beside_the_readiness_are_names_unless_a_token_may_read() {
     ]);
     let settings = [("auth.tokens", &*tokens.setting), ("pipelines.ready.handler", "\"log\"")];
     let config = config(&server, "ready", &settings);
-    let served = Served::start(&config).await;
+    let process = Served::start(&config).await;
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("fairlane.toml"), &config).unwrap();
-    let (stranger, metrics) = (Client::new(&served.http()), Client::new(&served.metrics()));
+    let (stranger, metrics) = (Client::new(&process.http()), Client::new(&process.metrics()));
     let by = |name: &str| stranger.with_token(&text(name));
 
     let (code, plain) = ready(&stranger, "").await;
