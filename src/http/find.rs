@@ -49,6 +49,7 @@ struct FindQuery {
     #[param(value_type = Option<String>)]
     bot: Option<BotId>,
     /// The source of the event; without it, any source.
+    #[param(min_length = 1, max_length = 1024)]
     source: Option<String>,
     /// Entries of the bus before this time are not read, ms since 1970.
     since_ms: Option<u64>,

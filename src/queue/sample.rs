@@ -26,6 +26,8 @@ use crate::telemetry::OncePerMinute;
 use crate::trend::{self, Minute, Point, Sample, Series};
 
 const ACTIVE: Duration = Duration::from_secs(2);
+/// The lock of the sampler: another process takes over soon after the sampler died.
+const LOCK_TTL: Duration = Duration::from_secs(3);
 const IDLE: Duration = Duration::from_secs(60);
 /// Sampling interval of empty queues while no wake message arrives.
 const QUIET: Duration = Duration::from_secs(300);
@@ -137,7 +139,7 @@ pub(crate) async fn run(
             Ok(None) => {
                 metrics::redis_up(true);
                 sampler.leave();
-                due = now + ACTIVE * 3;
+                due = now + ACTIVE;
             }
             Err(error) => {
                 debug!(%error, "cannot sample the queues");
@@ -174,7 +176,7 @@ impl Sampler {
     /// another process samples. Reads before it writes, because a full server refuses writes.
     async fn round(&mut self, now: Instant) -> Result<Option<Duration>, RedisError> {
         let link = Arc::clone(&self.link);
-        let ttl_ms = millis(ACTIVE * 3);
+        let ttl_ms = millis(LOCK_TTL);
         let lock = keys::sampler(link.prefix());
         if !link.call(&Hold { key: &lock, token: &self.token, ttl_ms }).await? {
             // So far only one primary has answered. This command asks all of them.
