@@ -11,18 +11,20 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Api;
+use super::acting;
 use super::auth::Caller;
 use super::docs::{Bodiless, Body, Deleting, Marking, OfPipeline};
-use super::extract::{self, NoBody, Path, Query};
+use super::extract::{self, JsonOrNothing, NoBody, Path, Query};
 use super::page::Limit;
-use super::pipelines::PipelinePath;
+use super::pipelines::{Pausing, PipelinePath};
 use super::problem::{Kind, Problem};
 use crate::id::{BotId, PipelineName};
 use crate::queue::{
     BotChange, BotCursor, BotOrder, BotView, DeadOfBot, EventCursor, EventPage, Holdings,
-    LaneAside, LastFailure, Mark, Queue, QueuedEvent, SET_MAX,
+    LaneAside, LastFailure, Mark, PauseNote, Queue, QueuedEvent, SET_MAX,
 };
 use crate::rate::{BURST_MAX, Change, LimitError, Weight};
+use crate::trail::{Action, Reason};
 
 /// Maximum number of bots per page, and of events per bot.
 const LIMIT_MAX: u32 = 1_000;
@@ -56,7 +58,7 @@ pub(super) struct BotPath {
 
 impl BotPath {
     /// The queues of the pipeline, if the caller has access to the bot.
-    async fn queue(&self, api: &Api, caller: &Caller) -> Result<Queue, Problem> {
+    pub(super) async fn queue(&self, api: &Api, caller: &Caller) -> Result<Queue, Problem> {
         caller.check_bot(&self.bot)?;
         api.queues.find(&self.pipeline).await
     }
@@ -82,24 +84,55 @@ impl BotPath {
         Err(Problem::new(Kind::TooManyBots, detail))
     }
 
-    pub(super) async fn pause(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
+    fn action(&self, name: &str) -> Action {
+        Action::new(name).in_pipeline(&self.pipeline).of_bot(Some(&self.bot))
+    }
+
+    pub(super) async fn pause(
+        &self,
+        api: &Api,
+        caller: &Caller,
+        reason: Option<&Reason>,
+    ) -> Result<(), Problem> {
         let queue = self.queue(api, caller).await?;
         self.check_marks(&queue, caller, Mark::Paused).await?;
-        queue.pause(Some(&self.bot)).await?;
-        caller.did("pause", &self.pipeline, Some(&self.bot));
-        Ok(())
+        let note = PauseNote::new(caller.name(), reason);
+        let work = async { Ok(queue.pause_noting(Some(&self.bot), &note).await?) };
+        let action = self.action("pause").reason(reason);
+        api.act(caller, action, work, acting::changed).await.map(drop)
     }
 
     pub(super) async fn resume(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
-        self.queue(api, caller).await?.resume(Some(&self.bot)).await?;
-        caller.did("resume", &self.pipeline, Some(&self.bot));
-        Ok(())
+        let queue = self.queue(api, caller).await?;
+        let work = async { Ok(queue.resume(Some(&self.bot)).await?) };
+        api.act(caller, self.action("resume"), work, acting::changed).await.map(drop)
     }
 
     pub(super) async fn release(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
-        self.queue(api, caller).await?.revoke(&self.bot).await?;
-        caller.did("release", &self.pipeline, Some(&self.bot));
-        Ok(())
+        let queue = self.queue(api, caller).await?;
+        let work = async { Ok(queue.revoke(&self.bot).await?) };
+        api.act(caller, self.action("release"), work, acting::changed).await.map(drop)
+    }
+
+    /// Changes what is set for the bot.
+    pub(super) async fn set(
+        &self,
+        api: &Api,
+        caller: &Caller,
+        queue: &Queue,
+        change: BotChange,
+    ) -> Result<(), Problem> {
+        let work = async {
+            if queue.set(&self.bot, change).await? {
+                return Ok(());
+            }
+            let detail = format!(
+                "the shard of this bot has settings for {SET_MAX} bots, the maximum; set those of another bot back first (weight 1, rate null, burst null)"
+            );
+            Err(Problem::new(Kind::TooManyBots, detail))
+        };
+        let action = self.action("set").details(&change.to_string());
+        api.act(caller, action, work, acting::done).await
     }
 
     /// Returns the number of deleted events.
@@ -108,9 +141,8 @@ impl BotPath {
         if let Some(kept) = queue.protected() {
             return Err(Problem::protected(kept));
         }
-        let purged = queue.purge(&self.bot).await?;
-        caller.did("purge", &self.pipeline, Some(&self.bot));
-        Ok(purged)
+        let work = async { Ok(queue.purge(&self.bot).await?) };
+        api.act(caller, self.action("purge"), work, acting::number).await
     }
 }
 
@@ -339,31 +371,26 @@ async fn set(
             path.check_marks(&queue, &caller, Mark::Weight).await?;
         }
     }
-    if !queue.set(&path.bot, change).await? {
-        let detail = format!(
-            "the shard of this bot has settings for {SET_MAX} bots, the maximum; set those of another bot back first (weight 1, rate null, burst null)"
-        );
-        return Err(Problem::new(Kind::TooManyBots, detail));
-    }
-    caller.did("set", &path.pipeline, Some(&path.bot));
+    path.set(&api, &caller, &queue, change).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Pause a bot
 ///
-/// Stops handing out its events. A running slice ends normally; new events are still queued.
+/// Stops handing out its events. A running slice ends normally; new events are still queued. Readers of
+/// the bot see since when, who paused it, and the reason. A reason for a paused bot replaces its note.
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/bots/{bot}/pause", tag = "bots",
-    operation_id = "pauseBot", params(BotPath),
-    responses((status = 204, description = "The bot is paused"), OfPipeline, Bodiless, Marking)
+    operation_id = "pauseBot", params(BotPath), request_body = Option<Pausing>,
+    responses((status = 204, description = "The bot is paused"), OfPipeline, Body, Marking)
 )]
 async fn pause(
     State(api): State<Arc<Api>>,
     caller: Caller,
     Path(path): Path<BotPath>,
-    NoBody: NoBody,
+    JsonOrNothing(pausing): JsonOrNothing<Pausing>,
 ) -> Result<StatusCode, Problem> {
-    path.pause(&api, &caller).await?;
+    path.pause(&api, &caller, pausing.reason()?.as_ref()).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -28,6 +28,7 @@
 //! A layer that refuses a request answers with a [`problem`]. The OpenAPI document ([`docs`]) is
 //! generated from the served routes.
 
+mod acting;
 mod admission;
 mod admit;
 mod auth;
@@ -99,6 +100,7 @@ use crate::product::{self, Services};
 use crate::redis::Link;
 use crate::startup::Startup;
 use crate::trace::Tracer;
+use crate::trail::Trail;
 
 /// The state that the routes share.
 pub(crate) struct Api {
@@ -136,6 +138,8 @@ pub(crate) struct Api {
     pub(crate) searches: LargeReads,
     /// Creates spans.
     pub(crate) tracer: Tracer,
+    /// Notes what operators do.
+    pub(crate) trail: Trail,
 }
 
 /// The routes of `http.listen`.

@@ -29,8 +29,10 @@ use maud::{DOCTYPE, Markup, html};
 pub(crate) use self::live::Live;
 use super::Api;
 use super::auth::{Access, Guard};
+use super::parameters::Parameters;
 use super::problem::Problem;
 use crate::config::Scope;
+use crate::trail::{REASON_MAX, Reason};
 
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("live.js");
@@ -211,6 +213,21 @@ fn page_with(title: &str, body: &Markup, live: bool) -> Response {
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
     ];
     (headers, page.into_string()).into_response()
+}
+
+/// The reason in the form of a pause; an empty field is none.
+fn reason(mut fields: Parameters) -> Result<Option<Reason>, Problem> {
+    let text = fields.take("reason").unwrap_or_default();
+    fields.done(&["reason"])?;
+    let reason = (!text.trim().is_empty()).then(|| Reason::parse(&text)).transpose();
+    reason.map_err(|error| Problem::field("reason", error.to_string()))
+}
+
+/// The field of the reason in the form of a pause.
+fn reason_field() -> Markup {
+    html! {
+        input name="reason" maxlength=(REASON_MAX) size="24" placeholder="Reason" aria-label="Reason of the pause";
+    }
 }
 
 /// The path and query of a request, for the way back after the login.

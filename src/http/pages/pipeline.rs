@@ -16,7 +16,8 @@ use super::super::pipelines::{Pipeline, PipelinePath};
 use super::super::problem::{Kind, Problem};
 use super::lines::{Line, large, rounded};
 use super::overview::{Overview, may_stop, state};
-use super::{Refusal, bot, grouped, headline, spoken};
+use super::super::parameters::Parameters;
+use super::{Refusal, bot, grouped, headline, reason, spoken};
 use crate::config::{PUSH, PipelineConfig};
 use crate::id::{BotId, PipelineName};
 use crate::queue::{BotCursor, BotPage};
@@ -72,8 +73,9 @@ pub(super) async fn pause(
     State(api): State<Arc<Api>>,
     caller: Caller,
     Path(of): Path<PipelinePath>,
+    fields: Parameters,
 ) -> Result<Redirect, Refusal> {
-    of.pause(&api, &caller).await?;
+    of.pause(&api, &caller, reason(fields)?.as_ref()).await?;
     Ok(Redirect::to(&path(&of.pipeline)))
 }
 
