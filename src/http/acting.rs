@@ -60,8 +60,7 @@ impl Api {
         if caller.check_scope(Scope::Operate).is_err() {
             return work.await;
         }
-        let ring =
-            if action.often || !caller.covers_all() { Ring::Often } else { Ring::Operators };
+        let ring = if action.often || !caller.covers_all() { Ring::Often } else { Ring::Operators };
         let action = action.by(caller.name(), caller.address());
         let mut acting = Acting { trail: &self.trail, ring, action: Some(action) };
         let result = work.await;
@@ -80,10 +79,14 @@ impl Api {
 }
 
 fn log(noted: &Action) {
-    let Action { who: token, address, action, pipeline, bot, target, details, reason, result, .. } =
-        noted;
+    let Action {
+        who: token, address, action, pipeline, bot, target, details, reason, result, ..
+    } = noted;
     let address = address.map(tracing::field::display);
     let pipeline = pipeline.as_ref().map(tracing::field::display);
     let bot = bot.as_ref().map(crate::id::BotId::as_str);
-    info!(token, address, action, pipeline, bot, target, details, reason, result, "an operator acted");
+    info!(
+        token,
+        address, action, pipeline, bot, target, details, reason, result, "an operator acted"
+    );
 }

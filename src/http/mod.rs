@@ -31,6 +31,7 @@
 mod acting;
 mod admission;
 mod admit;
+mod audit;
 mod auth;
 mod automations;
 mod body;
@@ -213,6 +214,7 @@ fn reading() -> OpenApiRouter<Arc<Api>> {
 /// Requires the scope `operate`.
 fn operating() -> OpenApiRouter<Arc<Api>> {
     pipelines::operating()
+        .merge(audit::operating())
         .merge(replay::operating())
         .merge(bots::operating())
         .merge(dead::operating())

@@ -108,6 +108,10 @@ struct Summary {
     enabled: bool,
     /// Whether the whole pipeline is paused.
     stopped: bool,
+    /// Since when it is paused, by whom, and why; absent: it is not paused, unknown, or the token is not
+    /// for all bots.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pause: Option<PauseNote>,
     /// Events queued.
     depth: Option<u64>,
     /// Bots waiting for a worker.
@@ -150,6 +154,7 @@ impl Summary {
             name,
             enabled,
             stopped: view.stopped,
+            pause: view.pause.filter(|_| sees_all),
             depth: count(view.depth),
             ready: count(view.ready),
             leased: count(view.leased),

@@ -24,6 +24,7 @@ mod failure;
 mod find;
 mod holdings;
 mod inspect;
+mod known;
 mod lease;
 mod letters;
 mod list;
@@ -35,6 +36,7 @@ pub(crate) mod sample;
 pub(crate) mod schedule;
 mod throttled;
 pub(crate) mod wake;
+mod why;
 
 use std::fmt;
 use std::sync::Arc;
@@ -50,11 +52,12 @@ pub use self::holdings::Holdings;
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
 pub use self::lease::{CLAIM_TTL, Lease, MARGIN, Sent};
 pub use self::letters::{DeadGlimpses, DeadPage, PAGE_BYTES};
-pub use self::list::{BotCursor, BotOrder, BotPage, Mark};
+pub use self::list::{BotCursor, BotFilter, BotOrder, BotPage, Mark};
 pub use self::next::{EventCursor, EventPage};
 pub use self::order::OrderBy;
 pub use self::pause::PauseNote;
 pub use self::throttled::Throttled;
+pub use self::why::ListedBot;
 use crate::event::Event;
 use crate::id::{BotId, PipelineName, Shard, ShardCount};
 use crate::ledger::Ledger;
@@ -62,9 +65,7 @@ use crate::pipeline::{Kind, Protected};
 use crate::quotas::{NO_QUOTAS, Quotas};
 use crate::rate::{BotRate, Change, Weight};
 use crate::redis::keys::ShardKeys;
-use crate::redis::scripts::{
-    Limits, Promote, Promoted, Purge, Push, Pushed, Revoke, Set,
-};
+use crate::redis::scripts::{Limits, Promote, Promoted, Purge, Push, Pushed, Revoke, Set};
 use crate::redis::{Link, RedisError, Reply};
 
 /// One slice in virtual time while bots compete. A bot whose last finish is at most this far ahead
@@ -386,13 +387,11 @@ mod tests {
 
     #[test]
     fn a_change_of_a_bot_names_what_it_changes_and_nothing_else() {
-        let change = BotChange {
-            weight: Some(Weight::from(3)),
-            rate: Change::Reset,
-            burst: Change::To(5),
-        };
+        let change =
+            BotChange { weight: Some(Weight::from(3)), rate: Change::Reset, burst: Change::To(5) };
         assert_eq!(change.to_string(), "weight 3, rate default, burst 5");
-        let change = BotChange { rate: Change::To("10/s".parse().unwrap()), ..BotChange::default() };
+        let change =
+            BotChange { rate: Change::To("10/s".parse().unwrap()), ..BotChange::default() };
         assert_eq!(change.to_string(), "rate 10/s");
         assert_eq!(BotChange::default().to_string(), "");
     }

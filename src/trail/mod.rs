@@ -139,6 +139,15 @@ impl Action {
         Self { reason: reason.map(|reason| reason.as_str().to_owned()), ..self }
     }
 
+    /// The target, the new values and the reason in one text, for a table.
+    pub(crate) fn about(&self) -> String {
+        let reason = self.reason.as_ref().map(|reason| format!("reason: {reason}"));
+        let parts = [self.target.clone(), self.details.clone(), reason];
+        let parts: Vec<String> =
+            parts.into_iter().flatten().filter(|part| !part.is_empty()).collect();
+        if parts.is_empty() { "-".to_owned() } else { parts.join("; ") }
+    }
+
     pub(crate) fn ended(self, result: &str) -> Self {
         Self { result: bounded(result, TEXT_MAX), ..self }
     }

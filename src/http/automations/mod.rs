@@ -382,7 +382,8 @@ async fn put(
         }
     }
     let work = async { Ok(editor.put(&bot, &id, &rule, &expected).await?) };
-    let told = |(_, is_new): &(String, bool)| if *is_new { "created" } else { "changed" }.to_owned();
+    let told =
+        |(_, is_new): &(String, bool)| if *is_new { "created" } else { "changed" }.to_owned();
     let details = if rule.enabled { "enabled" } else { "disabled" };
     let action = on_rule("put rule", &bot, &id).details(details);
     let (version, is_new) = api.act(&caller, action, work, told).await?;

@@ -3,6 +3,7 @@
 //! that no other site's page can send.
 
 mod attempts;
+mod audit;
 mod bot;
 mod counters;
 mod dead;
@@ -63,6 +64,7 @@ pub(super) fn routes(
         .route("/bots/{bot}", routing::get(bot::show))
         .route("/notifications", routing::get(notifications::show));
     let operating = Router::new()
+        .route("/audit", routing::get(audit::show))
         .route("/pipelines/{pipeline}/pause", routing::post(pipeline::pause))
         .route("/pipelines/{pipeline}/resume", routing::post(pipeline::resume))
         .route(
@@ -192,6 +194,7 @@ fn page_with(title: &str, body: &Markup, live: bool) -> Response {
                         a href="/bots" { "Bots" }
                         a href="/notifications" { "Notifications" }
                         a href="/counters" { "Counters" }
+                        a href="/audit" { "Audit" }
                         a href="/docs/" { "API" }
                     }
                     form.find method="get" action="/events" role="search" {

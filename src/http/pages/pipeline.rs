@@ -12,12 +12,12 @@ use super::super::Api;
 use super::super::auth::Caller;
 use super::super::bots::Sort;
 use super::super::extract::{Path, Query};
+use super::super::parameters::Parameters;
 use super::super::pipelines::{Pipeline, PipelinePath};
 use super::super::problem::{Kind, Problem};
 use super::lines::{Line, large, rounded};
 use super::overview::{Overview, may_stop, state};
-use super::super::parameters::Parameters;
-use super::{Refusal, bot, grouped, headline, reason, spoken};
+use super::{Refusal, bot, grouped, headline, reason, reason_field, spoken};
 use crate::config::{PUSH, PipelineConfig};
 use crate::id::{BotId, PipelineName};
 use crate::queue::{BotCursor, BotPage};
@@ -114,7 +114,13 @@ fn body(
     html! {
         (headline(&format!("Pipeline {name}"), caller.has_token()))
         div.title {
-            p { (state(look)) @if let Some(about) = about { "; " (about) } }
+            p {
+                @match view.pause.as_ref().filter(|_| may_stop(caller)) {
+                    Some(note) => span.off { (note.words(overview.now_ms, spoken)) },
+                    None => (state(look)),
+                }
+                @if let Some(about) = about { "; " (about) }
+            }
             @if may_stop(caller) { (switch(name, view.stopped)) }
         }
         @if caller.covers_all() { (numbers(overview, look)) } @else {
@@ -191,7 +197,11 @@ fn switch(name: &PipelineName, stopped: bool) -> Markup {
         @if stopped {
             form method="post" action={ (path(name)) "/resume" } { button type="submit" { "Resume the pipeline" } }
         } @else {
-            form method="post" action={ (path(name)) "/pause" } { button type="submit" { "Pause the pipeline" } }
+            form method="post" action={ (path(name)) "/pause" } {
+                (reason_field())
+                " "
+                button type="submit" { "Pause the pipeline" }
+            }
         }
     }
 }

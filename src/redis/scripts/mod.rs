@@ -32,8 +32,8 @@ pub use self::lease::{
 pub use self::ledger::{Postings, Recount};
 pub use self::limits::{Budget, Budgeted, Permit, Permitted, Set};
 pub use self::operate::{
-    Act, Beat, Head, Heads, Hold, Note, Pause, Purge, Reconcile, Reconciled, Recover, Redrive, Resume,
-    Revoke, Trim,
+    Act, Beat, Head, Heads, Hold, Note, Pause, Purge, Reconcile, Reconciled, Recover, Redrive,
+    Resume, Revoke, Trim,
 };
 pub use self::read::{LetterPortion, Letters, Part, Peek, Peeked, RawLetter, ReadLane, ReadSlice};
 pub use self::replay::{Refused, Replay, Replayed};

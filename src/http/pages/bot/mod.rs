@@ -29,9 +29,7 @@ use crate::event::Glimpse;
 use crate::history::Attempt;
 use crate::id::{BotId, PipelineName};
 use crate::pipeline::Protected;
-use crate::queue::{
-    BotChange, BotState, BotView, DeadOfBot, Holdings, LaneAside, LastFailure,
-};
+use crate::queue::{BotChange, BotState, BotView, DeadOfBot, Holdings, LaneAside, LastFailure};
 use crate::rate::{BURST_MAX, BotRate, LimitError, Weight};
 
 /// Number of next events shown per queue.

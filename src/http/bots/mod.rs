@@ -1,5 +1,7 @@
 //! The routes of one bot of a pipeline: its queue, its lease, its weight.
 
+mod list;
+
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -10,18 +12,19 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+pub(super) use self::list::Sort;
 use super::Api;
 use super::acting;
 use super::auth::Caller;
 use super::docs::{Bodiless, Body, Deleting, Marking, OfPipeline};
 use super::extract::{self, JsonOrNothing, NoBody, Path, Query};
 use super::page::Limit;
-use super::pipelines::{Pausing, PipelinePath};
+use super::pipelines::Pausing;
 use super::problem::{Kind, Problem};
 use crate::id::{BotId, PipelineName};
 use crate::queue::{
-    BotChange, BotCursor, BotOrder, BotView, DeadOfBot, EventCursor, EventPage, Holdings,
-    LaneAside, LastFailure, Mark, PauseNote, Queue, QueuedEvent, SET_MAX,
+    BotChange, BotView, DeadOfBot, EventCursor, EventPage, Holdings, LaneAside, LastFailure, Mark,
+    PauseNote, Queue, QueuedEvent, SET_MAX,
 };
 use crate::rate::{BURST_MAX, Change, LimitError, Weight};
 use crate::trail::{Action, Reason};
@@ -34,7 +37,7 @@ const MARKED_MAX: usize = 1_000;
 
 /// Requires the scope `read`.
 pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
-    OpenApiRouter::default().routes(routes!(list)).routes(routes!(show))
+    OpenApiRouter::default().routes(routes!(list::list)).routes(routes!(show))
 }
 
 /// Requires the scope `operate`.
@@ -149,89 +152,6 @@ impl BotPath {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct ListQuery {
-    /// The order of the list.
-    #[serde(default)]
-    #[param(inline)]
-    sort: Sort,
-    /// Page size: 1 to 1,000; default 100.
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<u32>,
-    /// The `cursor` of the previous page.
-    cursor: Option<String>,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Sort {
-    /// Bots with the longest queue first.
-    #[default]
-    Depth,
-    /// Bots with the oldest next event first.
-    Age,
-}
-
-impl Sort {
-    pub(super) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Depth => "depth",
-            Self::Age => "age",
-        }
-    }
-
-    pub(super) const fn order(self) -> BotOrder {
-        match self {
-            Self::Depth => BotOrder::Depth,
-            Self::Age => BotOrder::Age,
-        }
-    }
-}
-
-/// A page of bots.
-#[derive(Debug, Serialize, ToSchema)]
-struct Bots {
-    /// Bots with queued events, parked bots and paused bots; only bots of the token.
-    bots: Vec<BotView>,
-    /// The cursor of the next page; absent on the last.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cursor: Option<String>,
-}
-
-/// List bots
-///
-/// A bot whose position changes meanwhile may be listed twice or not at all.
-#[utoipa::path(
-    get, path = "/v1/pipelines/{pipeline}/bots", tag = "bots", operation_id = "listBots",
-    params(PipelinePath, ListQuery),
-    responses((status = 200, description = "A page of bots", body = Bots), OfPipeline)
-)]
-async fn list(
-    State(api): State<Arc<Api>>,
-    caller: Caller,
-    uri: Uri,
-    Path(path): Path<PipelinePath>,
-    Query(query): Query<ListQuery>,
-) -> Result<Json<Bots>, Problem> {
-    let limit = Limit { default: 100, least: 1, most: LIMIT_MAX }.of(query.limit)?;
-    // A cursor is valid for one order only.
-    let cursors = &api.gate.cursors;
-    let after: Option<(Sort, BotCursor)> = cursors.read(uri.path(), query.cursor.as_deref())?;
-    if after.as_ref().is_some_and(|(sort, _)| *sort != query.sort) {
-        return Err(Problem::field("cursor", "it belongs to a list with another sort"));
-    }
-    let after = after.map(|(_, cursor)| cursor);
-    let queue = api.queues.find(&path.pipeline).await?;
-    let wanted = |bot: &BotId| caller.covers(bot);
-    let page = queue
-        .list_bots(query.sort.order(), after.as_ref(), limit, &wanted, api.clock.now())
-        .await?;
-    let cursor = page.next.map(|next| cursors.write(uri.path(), &(query.sort, next)));
-    Ok(Json(Bots { bots: page.bots, cursor }))
-}
-
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
 struct ShowQuery {
     /// Maximum number of its next events: up to 1,000; default 10.
     #[param(minimum = 0, maximum = 1000, default = 10)]
@@ -262,11 +182,15 @@ struct Bot {
     /// The cursor of the next page of its next events; absent on the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     cursor: Option<String>,
+    /// That the bot was never seen, or left nothing, and names like that of bots of the token; absent for
+    /// other bots.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<String>,
 }
 
 /// Show a bot
 ///
-/// A bot without any events is idle. A page of its next events has up to `limit` events and 4 MiB. If
+/// A bot without any events is idle; `detail` says so of one that was never seen. A page of its next events has up to `limit` events and 4 MiB. If
 /// the queue moves meanwhile, an event may be listed twice or not at all. With `order_by`, lanes that failed
 /// are set aside. The first page has all of them, with up to `limit` of their events, spread over the lanes.
 #[utoipa::path(
@@ -298,7 +222,26 @@ async fn show(
     let dead_letters = queue.dead_of(&path.bot).await?;
     let holds = queue.holdings(&path.bot).await?;
     let quotas = queue.quotas().of(&path.bot).into();
-    Ok(Json(Bot { view, last_failure, holds, quotas, dead_letters, next, lanes_aside, cursor }))
+    let detail = if queue.is_unknown(&view, &dead_letters, &holds).await? {
+        let near = queue.bots_like(&path.bot, &|bot| caller.covers(bot)).await?;
+        Some(unknown(&path, &near))
+    } else {
+        None
+    };
+    let bot =
+        Bot { view, last_failure, holds, quotas, dead_letters, next, lanes_aside, cursor, detail };
+    Ok(Json(bot))
+}
+
+/// What is said of a bot that a pipeline does not know.
+fn unknown(BotPath { pipeline, bot }: &BotPath, near: &[BotId]) -> String {
+    let near: Vec<String> = near.iter().map(|bot| format!("{:?}", bot.as_str())).collect();
+    let hint = match near.as_slice() {
+        [] => String::new(),
+        near => format!("; bots with a name like that: {}", near.join(", ")),
+    };
+    let bot = bot.as_str();
+    format!("bot {bot:?} was never seen in pipeline {pipeline}, or left nothing there{hint}")
 }
 
 /// The settings of a bot. What is left out stays as it is.
