@@ -226,8 +226,8 @@ mod tests {
         let long = "日\n".repeat(10_000);
         let action = Action::new("set")
             .by(&long, None)
-            .of_bot(BotId::parse("日".repeat(85)).ok().as_ref())
-            .in_pipeline(&PipelineName::parse("p".repeat(64)).unwrap())
+            .of_bot(BotId::parse(&"日".repeat(85)).ok().as_ref())
+            .in_pipeline(&PipelineName::parse(&"p".repeat(64)).unwrap())
             .target(&long)
             .details(&long)
             .reason(Reason::parse(&"日".repeat(REASON_MAX)).ok().as_ref())
