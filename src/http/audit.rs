@@ -32,10 +32,8 @@ pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
 #[into_params(parameter_in = Query)]
 struct AuditQuery {
     /// Only actions on this bot.
-    #[param(value_type = Option<String>)]
     bot: Option<BotId>,
     /// Only actions on this pipeline and its bots.
-    #[param(value_type = Option<String>)]
     pipeline: Option<PipelineName>,
     /// Only actions since this time, ms since 1970.
     since_ms: Option<u64>,

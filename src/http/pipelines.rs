@@ -66,15 +66,16 @@ impl PipelinePath {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Pausing {
-    /// Why: one line of 1 to 200 characters, for operators and for readers of the bot.
+    /// Why: one line of up to 200 characters, for operators and for readers of the bot.
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 200, example = "the shop asked for it")]
+    #[schema(max_length = 200, example = "the shop asked for it")]
     reason: Option<String>,
 }
 
 impl Pausing {
     pub(super) fn reason(&self) -> Result<Option<Reason>, Problem> {
-        let reason = self.reason.as_deref().map(Reason::parse).transpose();
+        let given = self.reason.as_deref().filter(|text| !text.trim().is_empty());
+        let reason = given.map(Reason::parse).transpose();
         reason.map_err(|error| Problem::field("reason", error.to_string()))
     }
 }

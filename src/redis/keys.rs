@@ -52,7 +52,7 @@
 //! | `fl:processes` | hash | running process → time and content of its last update |
 //! | `fl:sampler` | string, TTL | the process that samples the shared values |
 //! | `fl:audit` | stream | the last 1,000 actions of operators on pipelines, bots and dead letters |
-//! | `fl:audit-often` | stream | the last 1,000 actions that may be frequent: by tokens for certain bots, and changes of rules, notifications and counters |
+//! | `fl:audit-often` | stream | the last 1,000 actions that may be frequent: by tokens for certain bots, and on the records of products |
 //! | `fl:trend` | list, TTL | depth, age and rates of the pipelines in the last 15 minutes, for charts |
 //! | `fl:{<stream>}:reader` | string, TTL | the process that reads a bus stream |
 //! | `fl:{<stream>}:seen:<id>` | string, TTL | ids of events that handlers published |

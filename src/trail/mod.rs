@@ -57,6 +57,7 @@ impl Ring {
 
 /// What an operator did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = OperatorAction)]
 pub(crate) struct Action {
     /// Who did it: the name of a token, or `cli:USER@HOST` for the command line.
     pub(crate) who: String,

@@ -16,7 +16,7 @@ use super::super::page::Limit;
 use super::super::pipelines::PipelinePath;
 use super::super::problem::Problem;
 use super::LIMIT_MAX;
-use crate::id::{BOT_ID_MAX_BYTES, BotId};
+use crate::id::BotId;
 use crate::problems::text::duration;
 use crate::queue::{BotCursor, BotFilter, BotOrder, BotState, ListedBot};
 
@@ -31,8 +31,7 @@ pub(super) struct ListQuery {
     /// Only bots in this state.
     #[param(inline)]
     state: Option<OnlyState>,
-    /// Only bots whose ids start with this text: up to 256 bytes.
-    #[param(max_length = 256)]
+    /// Only bots whose ids start with this text.
     prefix: Option<String>,
     /// Only failing bots: the last attempt failed, or lanes are set aside, or there are dead letters. Also
     /// those without queued events, if they have one of the newest 1,000 dead letters of their shard.
@@ -131,9 +130,6 @@ pub(super) async fn list(
     let after = after.map(|(_, cursor)| cursor);
     let queue = api.queues.find(&path.pipeline).await?;
     let prefix = query.prefix.as_deref().unwrap_or_default();
-    if prefix.len() > BOT_ID_MAX_BYTES {
-        return Err(Problem::field("prefix", format!("write up to {BOT_ID_MAX_BYTES} bytes")));
-    }
     let wanted = |bot: &BotId| bot.as_str().starts_with(prefix) && caller.covers(bot);
     let state = query.state.map(OnlyState::state);
     let filter = BotFilter { wanted: &wanted, state, failing: query.failing };

@@ -132,7 +132,7 @@ async fn a_refused_action_is_not_noted_and_only_operators_of_all_bots_read_the_t
     let (ops, shop) = (place.client("ops"), place.client("shop"));
     let pause = "/v1/pipelines/test/bots/other/pause";
     assert_eq!(shop.post(pause).await.code, 403);
-    for (reason, bad) in [("", true), ("a\\nb", true), (&*"x".repeat(201), true), ("fine", false)] {
+    for (reason, bad) in [("a\\nb", true), (&*"x".repeat(201), true), ("", false)] {
         let body = format!(r#"{{"reason": "{reason}"}}"#);
         let answer = ops.send("POST", pause, &JSON, body.as_bytes()).await;
         assert_eq!(answer.code == 400, bad, "{reason}: {answer:?}");
