@@ -12,6 +12,7 @@
 //! | `POST /v1/bots/…/automations/test` | scope `read`, for the bot |
 //! | `/send_delayed`, `/user_online`, `DELETE` and `PATCH /v1/notifications/…` | scope `publish`, for the bot |
 //! | `/v1/leases/…` | the capability of the lease; without `auth.tokens` not the pages of other sites |
+//! | `GET /v1/audit`, `/audit` | scope `operate`, for all bots |
 //! | every other `GET` below `/v1` | scope `read`, for the bots that are shown |
 //! | routes of products | the scope that the route names, for the bot in the path; for all bots if the path names none |
 //! | every other route below `/v1` | scope `operate`, for the bot; for all bots if the route concerns a whole pipeline |

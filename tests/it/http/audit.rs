@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use fairlane::handler::{Failure, Slice};
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
 
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config};
@@ -122,7 +123,29 @@ async fn each_action_is_noted_with_who_what_why_and_its_result() {
     }
     assert_eq!(paged, trail);
     let page = ops.get("/audit").await;
-    assert!(page.code == 401 || page.code == 303 || page.code == 200, "{page:?}");
+    let text = String::from_utf8_lossy(&page.body).into_owned();
+    assert!(page.code == 200 && text.contains("reason: the shop asked"), "{page:?}");
+    assert!(text.contains("href=\"/bots/shop-1\"") && text.contains("weight 3"), "{text}");
+    let other = ops.get("/audit?bot=other&pipeline=").await;
+    assert!(String::from_utf8_lossy(&other.body).contains("No action of an operator"), "{other:?}");
+    place.instance.stop().await;
+}
+
+#[tokio::test]
+async fn an_action_is_noted_although_its_client_is_gone() {
+    let place = Place::start().await;
+    let ops = place.client("ops");
+    assert_eq!(ops.post("/v1/pipelines/test/resume").await.code, 204);
+    let head = ops.head("POST", "/v1/pipelines/test/bots/shop-1/pause", &[]);
+    place.server.sigstop();
+    let mut connection = ops.connect().await.unwrap();
+    connection.write_all(head.as_bytes()).await.unwrap();
+    drop(connection);
+    place.server.sigcont();
+    eventually(LONG, "it is noted", async || {
+        place.trail("?bot=shop-1").await.first().is_some_and(|noted| noted["action"] == "pause")
+    })
+    .await;
     place.instance.stop().await;
 }
 
