@@ -31,13 +31,13 @@ pub(crate) async fn publish(
     pipe.cmd("EXEC");
     let misread = |found: String| link.misread("EXEC", ReplyError::unexpected("the ids", &found));
     match link.run_checked("XADD", &pipe).await?.pop() {
-        Some(Value::Array(added)) => match added.iter().find_map(server_error) {
-            Some(error) => Err(link.refused("XADD", error)),
-            None => {
-                let offsets: Option<Vec<_>> = added.iter().map(offset).collect();
-                offsets.ok_or_else(|| misread("another id".to_owned()))
+        Some(Value::Array(added)) => {
+            if let Some(error) = added.iter().find_map(server_error) {
+                return Err(link.refused("XADD", error));
             }
-        },
+            let offsets: Option<Vec<_>> = added.iter().map(offset).collect();
+            offsets.ok_or_else(|| misread("another id".to_owned()))
+        }
         other => Err(misread(format!("{other:?}"))),
     }
 }

@@ -241,34 +241,34 @@ async fn drop_letters(
 ) -> Result<(), CliError> {
     let pipeline = session.choose(wanted).await?;
     let queue = session.view(&pipeline);
-    let letters = match which.id {
-        Some(id) => {
-            let letter = queue.dead_letter(id).await?;
-            let letter = letter.ok_or_else(|| no_letter(&pipeline, id))?;
-            let work = async { Ok(u64::from(queue.drop_dead_letter(id).await?)) };
-            let action = on(&pipeline, "drop", Some(&letter.bot)).target(id);
-            session.act(action, work, operator::number).await?
-        }
-        None => {
-            let (bot, until) = (which.bot.as_ref(), session.server.time().await?);
-            let letters = count(queue.count_dead_letters(bot, until).await?, "dead letter");
-            let (question, what) = match bot {
-                Some(bot) => (
-                    format!(
-                        "Delete {letters} of bot {} in pipeline {pipeline} for good?",
-                        plain(bot.as_str())
-                    ),
-                    "dropping all dead letters of a bot",
+    let letters = if let Some(id) = which.id {
+        // A letter that cannot be read can be dropped.
+        let letter = queue.dead_letter(id).await.ok().flatten();
+        let action = on(&pipeline, "drop", letter.as_ref().map(|letter| &letter.bot)).target(id);
+        let work = async {
+            let dropped = queue.drop_dead_letter(id).await?;
+            dropped.then_some(1).ok_or_else(|| no_letter(&pipeline, id))
+        };
+        session.act(action, work, operator::number).await?
+    } else {
+        let (bot, until) = (which.bot.as_ref(), session.server.time().await?);
+        let letters = count(queue.count_dead_letters(bot, until).await?, "dead letter");
+        let (question, what) = match bot {
+            Some(bot) => (
+                format!(
+                    "Delete {letters} of bot {} in pipeline {pipeline} for good?",
+                    plain(bot.as_str())
                 ),
-                None => (
-                    format!("Delete {letters} of all bots of pipeline {pipeline} for good?"),
-                    "dropping all dead letters of a pipeline",
-                ),
-            };
-            confirm(&question, yes, what)?;
-            let work = async { Ok(queue.drop_dead_letters(bot, until).await?) };
-            session.act(on(&pipeline, "drop all", bot), work, operator::number).await?
-        }
+                "dropping all dead letters of a bot",
+            ),
+            None => (
+                format!("Delete {letters} of all bots of pipeline {pipeline} for good?"),
+                "dropping all dead letters of a pipeline",
+            ),
+        };
+        confirm(&question, yes, what)?;
+        let work = async { Ok(queue.drop_dead_letters(bot, until).await?) };
+        session.act(on(&pipeline, "drop all", bot), work, operator::number).await?
     };
     output.show(&Counted { pipeline, letters }, |counted| {
         format!("deleted {} of pipeline {}", count(letters, "dead letter"), counted.pipeline)

@@ -39,11 +39,19 @@ fn text(path: &str) -> Option<String> {
 }
 
 /// The result of an action that may have found nothing to do.
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "a result of any type is passed by reference"
+)]
 pub(super) fn changed(changed: &bool) -> String {
     if *changed { "done" } else { "nothing changed" }.to_owned()
 }
 
 /// The result of an action on a number of events or dead letters.
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "a result of any type is passed by reference"
+)]
 pub(super) fn number(count: &u64) -> String {
     format!("done: {count}")
 }
@@ -57,19 +65,20 @@ impl Session {
         work: impl Future<Output = Result<T, CliError>>,
         told: impl FnOnce(&T) -> String,
     ) -> Result<T, CliError> {
-        let result = work.await;
+        // Boxed, because the futures of commands are large.
+        let result = Box::pin(work).await;
         let ended = match &result {
             Ok(value) => told(value),
             Err(error) => format!("failed: {error}"),
         };
-        self.note(action, &ended).await;
+        Box::pin(self.note(action, &ended)).await;
         result
     }
 
     /// Notes an action in the audit trail; one that takes long, when it starts.
     pub(super) async fn note(&self, action: Action, result: &str) {
         let action = action.by(&name(), None).ended(result);
-        if let Err(error) = trail::note(self.link(), Ring::Operators, &action).await {
+        if let Err(error) = Box::pin(trail::note(self.link(), Ring::Operators, &action)).await {
             eprintln!("note: the audit trail may lack this action: {error}");
         }
     }

@@ -13,11 +13,19 @@ use crate::trail::{Action, Ring, Trail};
 pub(super) const NOTHING: &str = "nothing changed";
 
 /// The result of an action that may have found nothing to do.
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "a result of any type is passed by reference"
+)]
 pub(super) fn changed(changed: &bool) -> String {
     if *changed { "done" } else { NOTHING }.to_owned()
 }
 
 /// The result of an action on a number of events or dead letters.
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "a result of any type is passed by reference"
+)]
 pub(super) fn number(count: &u64) -> String {
     format!("done: {count}")
 }
@@ -58,12 +66,13 @@ impl Api {
         told: impl FnOnce(&T) -> String,
     ) -> Result<T, Problem> {
         if caller.check_scope(Scope::Operate).is_err() {
-            return work.await;
+            return Box::pin(work).await;
         }
         let ring = if action.often || !caller.covers_all() { Ring::Often } else { Ring::Operators };
         let action = action.by(caller.name(), caller.address());
         let mut acting = Acting { trail: &self.trail, ring, action: Some(action) };
-        let result = work.await;
+        // Boxed, because the futures of handlers are large.
+        let result = Box::pin(work).await;
         let Some(action) = acting.action.take() else { return result };
         let action = match &result {
             Ok(value) => action.ended(&told(value)),
@@ -73,7 +82,7 @@ impl Api {
             Err(_) => return result,
         };
         log(&action);
-        self.trail.note(ring, &action).await;
+        Box::pin(self.trail.note(ring, &action)).await;
         result
     }
 }

@@ -32,6 +32,7 @@ pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
 
 /// The accepted events.
 #[derive(Debug, Serialize, ToSchema)]
+#[expect(clippy::struct_field_names, reason = "the names are those of the answer")]
 struct Accepted {
     /// Number of accepted events: all events of the request.
     accepted: usize,

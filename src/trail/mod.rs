@@ -9,6 +9,7 @@
 mod read;
 mod reason;
 
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,6 +59,7 @@ impl Ring {
 /// What an operator did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = OperatorAction)]
+#[expect(clippy::struct_field_names, reason = "the names are those of the answer")]
 pub(crate) struct Action {
     /// Who did it: the name of a token, or `cli:USER@HOST` for the command line.
     pub(crate) who: String,
@@ -128,7 +130,7 @@ impl Action {
         Self { bot: bot.cloned(), ..self }
     }
 
-    pub(crate) fn target(self, target: impl ToString) -> Self {
+    pub(crate) fn target(self, target: impl fmt::Display) -> Self {
         Self { target: Some(bounded(&target.to_string(), TEXT_MAX)), ..self }
     }
 

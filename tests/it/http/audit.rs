@@ -247,22 +247,22 @@ async fn operators_are_noted_while_redis_is_full() {
 async fn an_action_succeeds_although_the_trail_cannot_be_written() {
     let (server, tokens) = (RedisServer::start(Options::default()), tokens());
     let settings = [("auth.tokens", &*tokens.setting), ("pipelines.test.handler", "\"log\"")];
-    let served = Served::start(&config(&server, "test", &settings)).await;
+    let process = Served::start(&config(&server, "test", &settings)).await;
     let mut connection = server.connection().await;
     let () = redis::cmd("SET")
         .arg(&["fl:audit", "no stream"])
         .query_async(&mut connection)
         .await
         .unwrap();
-    let client = Client::new(&served.http()).with_token(&text("ops"));
+    let client = Client::new(&process.http()).with_token(&text("ops"));
     assert_eq!(client.post("/v1/pipelines/test/pause").await.code, 204);
     assert_eq!(client.get("/v1/pipelines/test").await.json()["stopped"], true);
     eventually(LONG, "it is told", async || {
-        let log = served.log();
+        let log = process.log();
         log.contains("an operator acted") && log.contains("the audit trail may lack an action")
     })
     .await;
-    let (_, figures) = get(&served.metrics(), "/metrics").await;
+    let (_, figures) = get(&process.metrics(), "/metrics").await;
     assert_eq!(metric(&figures, "fairlane_audit_lost_total", &[]), Some(1.0));
 }
 

@@ -114,8 +114,8 @@ async fn a_pause_with_a_reason_is_shown_everywhere_and_is_in_the_trail() {
     assert!(table.contains("weight 3") && !table.contains("mail server"), "{table}");
     assert_eq!(place.json(&["audit", "--pipeline", "other"]), Value::Array(Vec::new()));
     assert_eq!(place.json(&["audit", "--since", "1h ago"]).as_array().unwrap().len(), 4);
-    let none = place.run(&["audit", "--pipeline", "other"]).out;
-    assert_eq!(none, "no action of an operator is kept\n");
+    let nothing = place.run(&["audit", "--pipeline", "other"]).out;
+    assert_eq!(nothing, "no action of an operator is kept\n");
     place.stop().await;
 }
 
