@@ -15,6 +15,8 @@ use crate::spelling;
 const NAMES: usize = 500;
 /// Number of portions of completed slices of a shard that are looked at.
 const PORTIONS: usize = 4;
+/// Paused bots of a shard are looked at up to this number.
+const PAUSED_MAX: i64 = 2_000;
 /// Maximum number of names in a hint.
 const NEAR: usize = 3;
 
@@ -56,6 +58,7 @@ impl Queue {
             pipe.cmd("ZRANGE").arg(keys.ready()).arg(0).arg(NAMES - 1);
             pipe.cmd("ZRANGE").arg(keys.busy()).arg(0).arg(NAMES - 1);
             pipe.cmd("ZRANGE").arg(&keys.history[2]).arg(0).arg(NAMES - 1).arg("REV");
+            pipe.cmd("SCARD").arg(keys.paused());
             pipe.cmd("XREVRANGE")
                 .arg(&keys.history[0])
                 .arg("+")
@@ -65,8 +68,13 @@ impl Queue {
         }
         let mut names = BTreeSet::new();
         let answers = self.link().run_checked("names", &pipe).await?;
-        for answers in answers.chunks(4) {
-            let [ready, busy, failed, history] = answers else { continue };
+        let mut pauses = Pipeline::new();
+        for (keys, answers) in self.shards().iter().zip(answers.chunks(5)) {
+            let [ready, busy, failed, paused, history] = answers else { continue };
+            // A set cannot be read in part by its order.
+            if matches!(paused, Value::Int(count) if (1..=PAUSED_MAX).contains(count)) {
+                pauses.cmd("SMEMBERS").arg(keys.paused());
+            }
             for list in [ready, busy, failed] {
                 self.add_names(list, &mut names)?;
             }
@@ -79,6 +87,14 @@ impl Queue {
                 fields.next();
                 let portion = self.read("names", fields.bytes())?.unwrap_or_default();
                 names.extend(bots_of_portion(&portion));
+            }
+        }
+        if !pauses.is_empty() {
+            for list in self.link().run_checked("names", &pauses).await? {
+                match list {
+                    Value::Set(list) => self.add_names(&Value::Array(list), &mut names)?,
+                    list => self.add_names(&list, &mut names)?,
+                }
             }
         }
         let mut known: Vec<BotId> =

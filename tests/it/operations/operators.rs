@@ -148,6 +148,8 @@ async fn bots_that_need_help_are_listed_and_a_strange_bot_is_said_to_be_unknown(
         "bot nothing-like-it was never seen in pipeline log, or left nothing there\n"
     );
     assert_eq!(place.json(&["bots", "show", "shop-8"])["unknown"]["near"][0], "shop-7");
+    place.run(&["bots", "pause", "warehouse"]);
+    assert_eq!(place.json(&["bots", "show", "warehose"])["unknown"]["near"][0], "warehouse");
     assert_eq!(place.json(&["bots", "show", "shop-7"])["unknown"], Value::Null);
     place.stop().await;
 }
