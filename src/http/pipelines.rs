@@ -109,9 +109,8 @@ struct Summary {
     enabled: bool,
     /// Whether the whole pipeline is paused.
     stopped: bool,
-    /// Since when it is paused, by whom, and why; absent: it is not paused, unknown, or the token is not
-    /// for all bots.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Since when it is paused, by whom, and why; null: it is not paused, unknown, or the token is not for
+    /// all bots.
     pause: Option<PauseNote>,
     /// Events queued.
     depth: Option<u64>,

@@ -140,6 +140,11 @@ async fn an_action_is_noted_although_its_client_is_gone() {
     place.server.sigstop();
     let mut connection = ops.connect().await.unwrap();
     connection.write_all(head.as_bytes()).await.unwrap();
+    eventually(LONG, "it waits for Redis", async || {
+        // This request is in flight too.
+        ops.get("/v1/admission").await.json()["in_flight"].as_u64() >= Some(2)
+    })
+    .await;
     drop(connection);
     place.server.sigcont();
     eventually(LONG, "it is noted", async || {

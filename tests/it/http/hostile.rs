@@ -132,7 +132,11 @@ async fn no_parameter_that_cannot_be_used_does_anything_on_any_route() {
     let long = "x".repeat(300);
     for operation in Operation::all(&client).await {
         let json = [("content-type", "application/json")];
-        let body = if operation.takes.is_empty() { &b""[..] } else { b"{\"weight\":2}" };
+        let body = match &*operation.method {
+            _ if operation.takes.is_empty() => &b""[..],
+            "PUT" => b"{\"weight\":2}",
+            _ => b"{}",
+        };
         let mut paths = Vec::new();
         let wrong = ["%ff", "%00", "%0a", &long];
         for value in wrong.iter().chain(&["UPPER", "a%20b", "-x"]) {
