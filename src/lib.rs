@@ -48,6 +48,8 @@
 //! | [`app`] | builds and runs an instance |
 //! | `presence` | the registry of running processes: rates, workers |
 //! | `problems` | what is wrong: the findings of `status`, of the page and of the metrics |
+//! | `spelling` | texts that are spelled like another one, for hints |
+//! | `trail` | the audit trail: what operators did, and why |
 //! | `trend` | the state of the pipelines in the last 15 minutes and 24 hours, for charts |
 //! | `replay` | puts events of the bus at the end of the queues of one pipeline again |
 //! | `roles`, `startup` | what a process runs, and its start until it is ready |
@@ -172,8 +174,11 @@ mod roles;
 #[doc(hidden)]
 pub mod sandbox;
 mod signed_token;
+mod spelling;
 mod startup;
 pub mod telemetry;
 #[doc(hidden)]
 pub mod trace;
+#[doc(hidden)]
+pub mod trail;
 mod trend;

@@ -94,6 +94,7 @@ table! {
     HTTP_DEMAND_RATIO "http_demand_ratio" Gauge "Offered HTTP load (served and shed) divided by the capacity; above 1 more processes are needed";
     HTTP_CONNECTIONS "http_connections" Gauge "Open connections, by listener";
     HTTP_CONNECTIONS_REFUSED "http_connections_refused_total" Counter "Connections closed immediately because their address had too many";
+    AUDIT_LOST "audit_lost_total" Counter "Actions of operators that the audit trail may lack, because Redis did not take them; the log has them";
     HTTP_PROXY_ERRORS "http_proxy_errors_total" Counter "Connections of trusted proxies closed because they do not start with a valid PROXY protocol header, by listener and reason: v1, missing, malformed, timeout";
     COUNTERS_VIEWS "counters_views_total" Counter "Views counted, from all sources";
     COUNTERS_FLUSH_SECONDS "counters_flush_seconds" Seconds "Time to write a portion of a slice of views to both collections in MongoDB";
@@ -281,6 +282,11 @@ pub fn bus_invalid(reason: &'static str) {
 /// Events of a type that no pipeline takes.
 pub fn unmatched(kind: &str, events: u64) {
     counter!(UNMATCHED, "type" => kind.to_owned()).increment(events);
+}
+
+/// Actions of operators that the audit trail may lack.
+pub(crate) fn audit_lost(actions: u64) {
+    counter!(AUDIT_LOST).increment(actions);
 }
 
 /// Time from reading a batch until all its copies are queued.

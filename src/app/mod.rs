@@ -277,7 +277,8 @@ impl App {
         let mut servers = JoinSet::new();
         if let Some((listener, access)) = http_listener {
             let health = health(link());
-            let api = site.api(access, &health, &mut servers);
+            let tasks = shutdown.tracker.clone();
+            let api = site.api(access, &health, &mut servers, tasks);
             let ending = Ending { leaving: shutdown.leaving.clone(), stop: stop.clone() };
             servers.spawn(site.serve(listener, api, health, ending));
         }

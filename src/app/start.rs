@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
+use tokio_util::task::TaskTracker;
 use tracing::info;
 
 use super::{INGEST_TIMEOUT, RESPONSE_TIMEOUT, Site, findings};
@@ -32,6 +33,7 @@ use crate::queue::schedule::{self, DueBoard, DueEar};
 use crate::queue::wake::{self, Listener};
 use crate::redis::Link;
 use crate::startup::{Start, Starting, Startup};
+use crate::trail::Trail;
 
 impl Site {
     /// Records the start of every pipeline on the bus before the process is ready.
@@ -90,7 +92,13 @@ impl Site {
     }
 
     /// The state of the routes.
-    pub(super) fn api(&self, access: Access, health: &Health, servers: &mut JoinSet<()>) -> Api {
+    pub(super) fn api(
+        &self,
+        access: Access,
+        health: &Health,
+        servers: &mut JoinSet<()>,
+        tasks: TaskTracker,
+    ) -> Api {
         let Self { config, clock, links, plans, signing_key, .. } = self;
         // Not pooled: receivers complete leases as often as workers do, with a few small calls
         // each, and a lease would expire while it waits for a connection that an operator uses.
@@ -128,6 +136,7 @@ impl Site {
             targets: Policy::Tenant(config.callbacks.allow_nets.clone().into()),
             live: Live::new(health.clone()),
             tracer: self.tracer.clone(),
+            trail: Trail::new(Arc::clone(&links.admin), tasks),
             problems: Arc::clone(&health.problems.0),
             searches: LargeReads::default(),
             large_reads: LargeReads::default(),

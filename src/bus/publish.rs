@@ -5,7 +5,7 @@ use redis::{Pipeline, Value};
 use crate::id::Offset;
 use crate::redis::{Link, RedisError, ReplyError};
 
-/// Adds events, as JSON, to a bus stream: all of them or none. Returns the offset of the last one.
+/// Adds events, as JSON, to a bus stream: all of them or none. Returns their offsets.
 ///
 /// # Errors
 /// After [`RedisError::Unknown`] the events may or may not have been added. A key that is not a
@@ -17,9 +17,9 @@ pub(crate) async fn publish(
     link: &Link,
     stream: &str,
     events: &[impl AsRef<[u8]>],
-) -> Result<Offset, RedisError> {
+) -> Result<Vec<Offset>, RedisError> {
     if events.is_empty() {
-        return Ok(Offset::default());
+        return Ok(Vec::new());
     }
     let mut pipe = Pipeline::with_capacity(events.len() + 2);
     // A transaction: a full server refuses all of it, so the accepted events are always a prefix of
@@ -31,16 +31,19 @@ pub(crate) async fn publish(
     pipe.cmd("EXEC");
     let misread = |found: String| link.misread("EXEC", ReplyError::unexpected("the ids", &found));
     match link.run_checked("XADD", &pipe).await?.pop() {
-        Some(Value::Array(added)) => match added.iter().find_map(server_error) {
-            Some(error) => Err(link.refused("XADD", error)),
-            None => last(&added).ok_or_else(|| misread("another id".to_owned())),
-        },
+        Some(Value::Array(added)) => {
+            if let Some(error) = added.iter().find_map(server_error) {
+                return Err(link.refused("XADD", error));
+            }
+            let offsets: Option<Vec<_>> = added.iter().map(offset).collect();
+            offsets.ok_or_else(|| misread("another id".to_owned()))
+        }
         other => Err(misread(format!("{other:?}"))),
     }
 }
 
-fn last(added: &[Value]) -> Option<Offset> {
-    let Value::BulkString(offset) = added.last()? else { return None };
+fn offset(added: &Value) -> Option<Offset> {
+    let Value::BulkString(offset) = added else { return None };
     std::str::from_utf8(offset).ok()?.parse().ok()
 }
 

@@ -16,6 +16,7 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::error::CliError;
+use super::operator;
 use super::output::{Output, count, plain};
 use super::session::Session;
 use crate::config::Config;
@@ -23,6 +24,7 @@ use crate::counters::import::{ImportError, import};
 use crate::counters::view::{self, Line};
 use crate::id::{BotId, PipelineName};
 use crate::queue::Queue;
+use crate::trail::Action as Act;
 
 /// Maximum number of lines of one step.
 const LINES: u64 = 1_000;
@@ -101,8 +103,12 @@ pub(super) async fn counters(config: Config, args: CountersArgs) -> Result<(), C
     let summary = Session::with(config, async |session| {
         let pipeline = PipelineName::parse(crate::counters::PIPELINE).expect("a built-in name");
         let queue = session.queue(&pipeline);
+        let action = Act::new("import counters").in_pipeline(&pipeline).of_bot(Some(&bot));
+        let action = action.target(&key);
+        session.note(action.clone(), "started").await;
         let job = Job { queue, bot, key, name: &name, progress: bar(size.bytes) };
-        let summary = job.run(&file).await;
+        let told = |summary: &Summary| operator::number(&summary.imported);
+        let summary = session.act(action, job.run(&file), told).await;
         job.progress.finish_and_clear();
         summary
     })

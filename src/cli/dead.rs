@@ -4,6 +4,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::error::CliError;
+use super::operator;
 use super::output::{Output, Table, Tone, count, duration, number, plain};
 use super::pipelines::confirm;
 use super::session::Session;
@@ -11,6 +12,7 @@ use crate::clock::{Clock as _, SystemClock, millis};
 use crate::config::Config;
 use crate::id::{BotId, LetterId, PipelineName};
 use crate::queue::DeadLetter;
+use crate::trail::Action as Act;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -202,7 +204,9 @@ async fn redrive(
     let letters = if let Some(id) = which.id {
         let letter = queue.dead_letter(id).await?;
         let letter = letter.ok_or_else(|| no_letter(&pipeline, id))?;
-        u64::from(queue.redrive(&letter.bot, id).await?)
+        let work = async { Ok(u64::from(queue.redrive(&letter.bot, id).await?)) };
+        let action = on(&pipeline, "redrive", Some(&letter.bot)).target(id);
+        session.act(action, work, operator::number).await?
     } else {
         let (bot, until) = (which.bot.as_ref(), session.server.time().await?);
         let letters = count(queue.count_dead_letters(bot, until).await?, "dead letter");
@@ -220,7 +224,8 @@ async fn redrive(
             ),
         };
         confirm(&question, yes, what)?;
-        queue.redrive_all(bot, until).await?
+        let work = async { Ok(queue.redrive_all(bot, until).await?) };
+        session.act(on(&pipeline, "redrive all", bot), work, operator::number).await?
     };
     output.show(&Counted { pipeline, letters }, |counted| {
         format!("put back {} of pipeline {}", count(letters, "dead letter"), counted.pipeline)
@@ -236,32 +241,43 @@ async fn drop_letters(
 ) -> Result<(), CliError> {
     let pipeline = session.choose(wanted).await?;
     let queue = session.view(&pipeline);
-    let letters = match which.id {
-        Some(id) if queue.drop_dead_letter(id).await? => 1,
-        Some(id) => return Err(no_letter(&pipeline, id)),
-        None => {
-            let (bot, until) = (which.bot.as_ref(), session.server.time().await?);
-            let letters = count(queue.count_dead_letters(bot, until).await?, "dead letter");
-            let (question, what) = match bot {
-                Some(bot) => (
-                    format!(
-                        "Delete {letters} of bot {} in pipeline {pipeline} for good?",
-                        plain(bot.as_str())
-                    ),
-                    "dropping all dead letters of a bot",
+    let letters = if let Some(id) = which.id {
+        // A letter that cannot be read can be dropped.
+        let letter = queue.dead_letter(id).await.ok().flatten();
+        let action = on(&pipeline, "drop", letter.as_ref().map(|letter| &letter.bot)).target(id);
+        let work = async {
+            let dropped = queue.drop_dead_letter(id).await?;
+            dropped.then_some(1).ok_or_else(|| no_letter(&pipeline, id))
+        };
+        session.act(action, work, operator::number).await?
+    } else {
+        let (bot, until) = (which.bot.as_ref(), session.server.time().await?);
+        let letters = count(queue.count_dead_letters(bot, until).await?, "dead letter");
+        let (question, what) = match bot {
+            Some(bot) => (
+                format!(
+                    "Delete {letters} of bot {} in pipeline {pipeline} for good?",
+                    plain(bot.as_str())
                 ),
-                None => (
-                    format!("Delete {letters} of all bots of pipeline {pipeline} for good?"),
-                    "dropping all dead letters of a pipeline",
-                ),
-            };
-            confirm(&question, yes, what)?;
-            queue.drop_dead_letters(bot, until).await?
-        }
+                "dropping all dead letters of a bot",
+            ),
+            None => (
+                format!("Delete {letters} of all bots of pipeline {pipeline} for good?"),
+                "dropping all dead letters of a pipeline",
+            ),
+        };
+        confirm(&question, yes, what)?;
+        let work = async { Ok(queue.drop_dead_letters(bot, until).await?) };
+        session.act(on(&pipeline, "drop all", bot), work, operator::number).await?
     };
     output.show(&Counted { pipeline, letters }, |counted| {
         format!("deleted {} of pipeline {}", count(letters, "dead letter"), counted.pipeline)
     })
+}
+
+/// An action on dead letters.
+fn on(pipeline: &PipelineName, name: &str, bot: Option<&BotId>) -> Act {
+    Act::new(name).in_pipeline(pipeline).of_bot(bot)
 }
 
 fn no_letter(pipeline: &PipelineName, id: LetterId) -> CliError {

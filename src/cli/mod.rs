@@ -2,6 +2,7 @@
 //! running server.
 
 mod attempts;
+mod audit;
 mod bots;
 mod check;
 mod completions;
@@ -13,6 +14,7 @@ mod error;
 mod events;
 mod generate;
 mod man;
+mod operator;
 mod output;
 mod pipelines;
 mod publish;
@@ -99,6 +101,8 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Inspect, redrive and drop dead letters.
     Dead(dead::DeadArgs),
+    /// Show what operators did, when, and why.
+    Audit(audit::AuditArgs),
     /// Import counters from another system.
     Counters(counters::CountersArgs),
     /// Check the configuration, Redis, MongoDB, the bus, push targets and this machine.
@@ -161,6 +165,7 @@ impl Cli {
             Command::Events(args) => events::events(load()?, args).await,
             Command::Replay(args) => replay::replay(load()?, args).await,
             Command::Dead(args) => dead::dead(load()?, args).await,
+            Command::Audit(args) => audit::audit(load()?, args).await,
             Command::Counters(args) => counters::counters(load()?, args).await,
             Command::Check(args) => Box::pin(check::check(load(), &args)).await,
             Command::Config(args) => config::config(&args),

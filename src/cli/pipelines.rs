@@ -6,12 +6,16 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::error::CliError;
-use super::output::{Output, count};
+use super::operator;
+use super::output::{Output, count, duration, plain};
 use super::session::Session;
 use super::status::{pipeline_table, read_pipelines};
-use crate::clock::{Clock as _, SystemClock};
+use crate::clock::{Clock as _, SystemClock, millis};
 use crate::config::Config;
 use crate::id::PipelineName;
+use crate::problems::PipelineFacts;
+use crate::queue::PauseNote;
+use crate::trail::{Action as Act, Reason};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -25,7 +29,8 @@ Examples:
   fairlane pipelines list --json | jq '.[] | select(.depth > 0) | .name'";
 const PAUSE_EXAMPLES: &str = "\
 Examples:
-  fairlane pipelines pause billing     running slices end normally; new events are still queued";
+  fairlane pipelines pause billing     running slices end normally; new events are still queued
+  fairlane pipelines pause billing --reason 'the mail server moves'";
 const RESUME_EXAMPLES: &str = "\
 Examples:
   fairlane pipelines resume billing";
@@ -58,6 +63,9 @@ enum Action {
     Pause {
         /// The pipeline.
         name: PipelineName,
+        /// Why: up to 200 characters, for other operators.
+        #[arg(long, value_name = "TEXT")]
+        reason: Option<Reason>,
     },
     /// Resume a paused pipeline.
     #[command(after_help = RESUME_EXAMPLES)]
@@ -95,9 +103,12 @@ pub(super) async fn pipelines(config: Config, args: PipelinesArgs) -> Result<(),
     let output = Output::new(args.json);
     Session::with(config, async |session| match &args.action {
         Action::List => list(session, output).await,
-        Action::Pause { name } => {
+        Action::Pause { name, reason } => {
             session.pipelines_or(Some(name)).await?;
-            let changed = session.queue(name).pause(None).await?;
+            let note = PauseNote::new(&operator::name(), reason.as_ref());
+            let work = async { Ok(session.queue(name).pause_noting(None, &note).await?) };
+            let action = Act::new("pause").in_pipeline(name).reason(reason.as_ref());
+            let changed = session.act(action, work, operator::changed).await?;
             output.show(&Changed { pipeline: name.clone(), changed }, |_| {
                 format!(
                     "pipeline {name} {}",
@@ -107,7 +118,9 @@ pub(super) async fn pipelines(config: Config, args: PipelinesArgs) -> Result<(),
         }
         Action::Resume { name } => {
             session.pipelines_or(Some(name)).await?;
-            let changed = session.queue(name).resume(None).await?;
+            let work = async { Ok(session.queue(name).resume(None).await?) };
+            let action = Act::new("resume").in_pipeline(name);
+            let changed = session.act(action, work, operator::changed).await?;
             output.show(&Changed { pipeline: name.clone(), changed }, |_| {
                 format!("pipeline {name} {}", if changed { "goes on" } else { "was not paused" })
             })
@@ -123,7 +136,15 @@ async fn list(session: &Session, output: Output) -> Result<(), CliError> {
         if pipelines.is_empty() {
             return CliError::NoPipeline.to_string();
         }
-        output.table(&pipeline_table(pipelines))
+        let mut text = output.table(&pipeline_table(pipelines));
+        let now_ms = millis(SystemClock.now());
+        for PipelineFacts { name, view, .. } in pipelines {
+            if let Some(note) = &view.pause {
+                text.extend(["\npipeline ", name.as_str(), " is "]);
+                text.push_str(&plain(&note.words(now_ms, duration)));
+            }
+        }
+        text
     })
 }
 
@@ -142,7 +163,9 @@ async fn drop_pipeline(
     let what = format!("{} and {}", count(events, "event"), count(dead_letters, "dead letter"));
     let question = format!("Delete pipeline {name} with {what}?");
     confirm(&question, yes, "dropping a pipeline")?;
-    let keys = session.server.erase(name).await?;
+    let work = async { Ok(session.server.erase(name).await?) };
+    let action = Act::new("drop pipeline").in_pipeline(name).details(&what);
+    let keys = session.act(action, work, |_| "done".to_owned()).await?;
     let dropped = Dropped { pipeline: name.clone(), events, dead_letters, keys };
     output.show(&dropped, |_| format!("dropped pipeline {name}: deleted {what}"))
 }

@@ -18,6 +18,7 @@ use crate::id::{BotId, PipelineName};
 use crate::products::Kinds;
 use crate::rate::Rate;
 use crate::replay::{Replay, ReplayRefused, Run, Spec, Survey, read_time};
+use crate::trail::Action;
 
 /// Maximum number of events per step.
 const STEP: usize = 500;
@@ -108,6 +109,7 @@ pub(super) async fn replay(config: Config, args: ReplayArgs) -> Result<(), CliEr
             let mut run = run.ok_or_else(|| ReplayRefused::Unknown(id.clone()))?;
             let replay = open(session, run.spec.clone())?;
             run.retry();
+            session.note(on("continue replay", &replay.spec, id), "started").await;
             put(output, &replay, run, args.rate).await
         }
         None => begin(session, output, &args).await,
@@ -154,7 +156,13 @@ async fn begin(session: &Session, output: Output, args: &ReplayArgs) -> Result<(
     let id = uuid::Uuid::now_v7().to_string();
     let run = replay.run(&id, Some((found.events, copied))).await??;
     eprintln!("replay {id}; if it is interrupted: fairlane replay --continue {id}");
+    session.note(on("replay", &replay.spec, &id), "started").await;
     put(output, &replay, run, args.rate).await
+}
+
+/// The action of a replay.
+fn on(name: &str, spec: &Spec, id: &str) -> Action {
+    Action { action: name.to_owned(), ..spec.action() }.target(id)
 }
 
 fn open(session: &Session, spec: Spec) -> Result<Replay, ReplayRefused> {

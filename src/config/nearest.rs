@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::layers::{PIPELINES, Value};
+use crate::spelling::edit_distance;
 
 /// Maximum number of keys of the same name in other tables that an error names.
 const ELSEWHERE: usize = 2;
@@ -26,19 +27,4 @@ pub(super) fn nearest<'a>(key: &str, defaults: &'a BTreeMap<String, Value>) -> V
     let elsewhere: Vec<_> = elsewhere.map(String::as_str).collect();
     // More of them are no help.
     if elsewhere.len() <= ELSEWHERE { elsewhere } else { Vec::new() }
-}
-
-/// The number of characters to insert, remove or replace to turn one text into the other
-/// (Levenshtein distance).
-fn edit_distance(from: &str, to: &str) -> usize {
-    let mut row: Vec<usize> = (0..=to.chars().count()).collect();
-    for (i, a) in from.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, b) in to.chars().enumerate() {
-            let replaced = diagonal + usize::from(a != b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[to.chars().count()]
 }

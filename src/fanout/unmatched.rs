@@ -17,7 +17,7 @@ const LABELS_MAX: usize = 50;
 const OTHER: &str = "other";
 /// Maximum number of types that are counted separately per copy.
 const FOUND_MAX: usize = 1_000;
-/// Minimum time between two log lines.
+/// Minimum time between two log lines about further types. Each type with its own label is logged once.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
 /// The events of such types in some batches of the bus.
@@ -57,14 +57,20 @@ impl Unmatched {
         }
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (kind, &events) in &found.0 {
-            metrics::unmatched(state.label(kind), events);
-            state.open.get_or_insert_with(|| (kind.clone(), 0)).1 += events;
+            let is_new = !state.labels.contains(kind);
+            let label = state.label(kind);
+            metrics::unmatched(label, events);
+            if label == OTHER {
+                state.open.get_or_insert_with(|| (kind.clone(), 0)).1 += events;
+            } else if is_new {
+                warn(kind, events);
+            }
         }
         drop(state);
         self.log();
     }
 
-    /// Logs the counts, unless there was a line within the last minute.
+    /// Logs the counts of further types, unless there was a line within the last minute.
     pub(crate) fn log(&self) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if state.logged.is_some_and(|logged| logged.elapsed() < LOG_EVERY) {
@@ -72,10 +78,17 @@ impl Unmatched {
         }
         if let Some((kind, events)) = state.open.take() {
             state.logged = Some(Instant::now());
-            warn!(events, %kind,
-                "events of a type that no pipeline of this configuration takes; `events` of a pipeline names its types");
+            warn(&kind, events);
         }
     }
+}
+
+fn warn(kind: &str, events: u64) {
+    warn!(
+        events,
+        kind,
+        "events of a type that no pipeline of this configuration takes; `events` of a pipeline names its types"
+    );
 }
 
 impl State {

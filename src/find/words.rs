@@ -1,6 +1,7 @@
 //! The state of an event in words, for the command line and the pages.
 
 use super::{EventState, Found, InPipeline};
+use crate::problems::text::number;
 
 /// Formats a time in ms for people.
 type Spoken = fn(u64) -> String;
@@ -17,7 +18,9 @@ impl InPipeline {
             ms.map_or_else(String::new, |ms| format!(" in {}", spoken(ms)))
         };
         let place = match (self.place, self.depth) {
-            (Some(place), Some(depth)) => format!("at place {place} of {}", depth.max(place)),
+            (Some(place), Some(depth)) => {
+                format!("at place {} of {}", number(place), number(depth.max(place)))
+            }
             _ => "behind others with its ordering key".to_owned(),
         };
         let why = |reason: &Option<String>| {
@@ -68,7 +71,7 @@ impl Found {
         let searched = &self.searched;
         let entries = match searched.entries {
             1 => "1 entry".to_owned(),
-            entries => format!("{entries} entries"),
+            entries => format!("{} entries", number(entries)),
         };
         let back = searched.oldest_ms.map_or_else(String::new, |at| {
             let ms = now_ms.saturating_sub(at) / 1_000 * 1_000;

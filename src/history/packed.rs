@@ -64,6 +64,12 @@ pub(crate) fn read_whole_portion(portion: &[u8]) -> Vec<(BotId, Attempt)> {
     all.into_iter().filter_map(read).collect()
 }
 
+/// The bots in a portion.
+pub(crate) fn bots_of_portion(portion: &[u8]) -> impl Iterator<Item = String> {
+    let all: Vec<OfBot> = rmp_serde::from_slice(portion).unwrap_or_default();
+    all.into_iter().map(|one| one.bot)
+}
+
 /// The bot of an attempt at the event with this id in a portion.
 pub(crate) fn bot_of(portion: &[u8], id: &str) -> Option<String> {
     let all: Vec<OfBot> = rmp_serde::from_slice(portion).unwrap_or_default();

@@ -12,6 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Api;
+use super::acting;
 use super::auth::Caller;
 use super::docs::{Bodiless, OfPipeline};
 use super::extract::{NoBody, Path, Query};
@@ -20,6 +21,7 @@ use super::pipelines::PipelinePath;
 use super::problem::{Kind, Problem};
 use crate::id::{BotId, LetterId, PipelineName};
 use crate::queue::{DeadLetter, DeadPage, Queue};
+use crate::trail::Action;
 
 /// Maximum number of dead letters per page.
 const LIMIT_MAX: u32 = 1_000;
@@ -61,21 +63,25 @@ impl LetterPath {
     /// Queues the event again, at its place in the order of its bot.
     pub(super) async fn redrive(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
         let (queue, letter) = self.find(api, caller).await?;
-        if !queue.redrive(&letter.bot, self.id).await? {
-            return Err(self.none());
-        }
-        caller.did("redrive", &self.pipeline, Some(&letter.bot));
-        Ok(())
+        let work = async {
+            let redriven = queue.redrive(&letter.bot, self.id).await?;
+            redriven.then_some(()).ok_or_else(|| self.none())
+        };
+        api.act(caller, self.action("redrive", &letter), work, acting::done).await
     }
 
     /// Deletes the dead letter.
     pub(super) async fn discard(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
         let (queue, letter) = self.find(api, caller).await?;
-        if !queue.drop_dead_letter(self.id).await? {
-            return Err(self.none());
-        }
-        caller.did("drop", &self.pipeline, Some(&letter.bot));
-        Ok(())
+        let work = async {
+            let dropped = queue.drop_dead_letter(self.id).await?;
+            dropped.then_some(()).ok_or_else(|| self.none())
+        };
+        api.act(caller, self.action("drop", &letter), work, acting::done).await
+    }
+
+    fn action(&self, name: &str, letter: &DeadLetter) -> Action {
+        Action::new(name).in_pipeline(&self.pipeline).of_bot(Some(&letter.bot)).target(self.id)
     }
 
     fn none(&self) -> Problem {
@@ -209,9 +215,21 @@ async fn redrive_all(
     let queue = api.queues.find(&path.pipeline).await?;
     // Dead letters carry the time of Redis, so its clock decides which ones existed before.
     let until: Duration = api.queues.time().await?;
-    let redriven = queue.redrive_all(bot, until).await?;
-    caller.did("redrive all", &path.pipeline, bot);
+    let redriven = redrive_until(&api, &caller, &queue, bot, until).await?;
     Ok(Json(Redriven { redriven }))
+}
+
+/// Redrives the dead letters of the pipeline, or of one bot, that are not younger than `until`.
+pub(super) async fn redrive_until(
+    api: &Api,
+    caller: &Caller,
+    queue: &Queue,
+    bot: Option<&BotId>,
+    until: Duration,
+) -> Result<u64, Problem> {
+    let work = async { Ok(queue.redrive_all(bot, until).await?) };
+    let action = Action::new("redrive all").in_pipeline(queue.name()).of_bot(bot);
+    api.act(caller, action, work, acting::number).await
 }
 
 /// Drop a dead letter

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
 use axum::http::request::Parts;
-use axum::response::Json;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse as _, Json, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -33,6 +33,7 @@ pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
 
 /// The accepted events.
 #[derive(Debug, Serialize, ToSchema)]
+#[expect(clippy::struct_field_names, reason = "the names are those of the answer")]
 pub(super) struct Accepted {
     /// Number of accepted events: all events of the request.
     accepted: usize,
@@ -42,6 +43,42 @@ pub(super) struct Accepted {
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     #[schema(required = false, max_items = 1_000)]
     unmatched: BTreeSet<Box<str>>,
+    /// The accepted events in the order of the request; only with `Prefer: return=representation`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(max_items = 1_000)]
+    events: Option<Vec<OnBus>>,
+}
+
+/// An accepted event on the bus.
+#[derive(Debug, Serialize, ToSchema)]
+struct OnBus {
+    /// Its id.
+    id: String,
+    /// Its place on the stream of the bus.
+    #[schema(pattern = "^[0-9]+-[0-9]+$", example = "1764000000000-0")]
+    offset: String,
+}
+
+/// Whether the client wants the accepted events in the answer (RFC 7240).
+fn wants_representation(headers: &HeaderMap) -> bool {
+    let values = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
+    // Of two preferences of the same name, the first one counts.
+    let mut wanted = values.flat_map(|value| value.split(',')).filter_map(|preference| {
+        let preference = preference.split(';').next().unwrap_or_default();
+        let (name, value) = preference.split_once('=')?;
+        let value = value.trim().trim_matches('"').to_ascii_lowercase();
+        name.trim().eq_ignore_ascii_case("return").then_some(value)
+    });
+    wanted.next().as_deref() == Some("representation")
+}
+
+/// The id of a valid event.
+fn id_of(text: &[u8]) -> String {
+    #[derive(serde::Deserialize)]
+    struct WithId {
+        id: String,
+    }
+    serde_json::from_slice(text).map(|WithId { id }| id).unwrap_or_default()
 }
 
 /// Publish events
@@ -49,16 +86,21 @@ pub(super) struct Accepted {
 /// One CloudEvent (structured, or binary with its attributes in headers `ce-…`) or a batch of up to
 /// 1,000. The bus stores all events or none, and the answer comes after that. `unmatched` lists
 /// types that no pipeline takes, for example mistyped ones. `application/json` is accepted as an
-/// event or a batch too. Duplicate ids and expired events are not detected here.
+/// event or a batch too. Duplicate ids and expired events are not detected here. With
+/// `Prefer: return=representation` the answer has the id and the place on the bus of each event.
 #[utoipa::path(
     post, path = "/v1/events", tag = "events", operation_id = "publishEvents",
+    params(
+        ("Prefer" = Option<String>, Header, description = "`return=representation`: the answer has `events`"),
+    ),
     request_body(content(
         (Event = "application/cloudevents+json"),
         (Vec<Event> = "application/cloudevents-batch+json"),
         (Event = "application/json"),
     )),
     responses(
-        (status = 202, description = "The bus has stored the events", body = Accepted),
+        (status = 202, description = "The bus has stored the events", body = Accepted,
+            headers(("Preference-Applied" = String, description = "`return=representation`, if the client asked for it"))),
         Body,
         Parameters,
     )
@@ -67,13 +109,15 @@ async fn publish(
     State(api): State<Arc<Api>>,
     caller: Caller,
     request: Request,
-) -> Result<(StatusCode, Extension<Waited>, Json<Accepted>), Problem> {
+) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
     let mode = Mode::of(&parts.headers)?;
     let body = extract::read(&parts.headers, body).await?;
     let events = mode.read(&parts.headers, &body)?;
     let (waited, accepted) = store(&api, &caller, &parts, events).await?;
-    Ok((StatusCode::ACCEPTED, waited, Json(accepted)))
+    let applied = accepted.events.is_some();
+    let applied = applied.then_some([("preference-applied", "return=representation")]);
+    Ok((StatusCode::ACCEPTED, waited, applied, Json(accepted)).into_response())
 }
 
 /// Puts events on the bus for a caller, if all of them are for its bots.
@@ -122,12 +166,18 @@ pub(super) async fn store(
     let waited = Extension(Waited(entered.waited));
     let mut traced = Traced::of(api, &parts.headers, &mut events);
     let published = bus::publish(&api.bus, &api.stream, &events.texts).await;
-    entered.added(published.inspect_err(|error| traced.fail(error))?);
+    let offsets = published.inspect_err(|error| traced.fail(error))?;
+    entered.added(offsets.last().copied().unwrap_or_default());
     drop(traced);
+    let applied = wants_representation(&parts.headers);
+    let on_bus = applied.then(|| {
+        let pairs = events.texts.iter().zip(&offsets);
+        pairs.map(|(text, offset)| OnBus { id: id_of(text), offset: offset.to_string() }).collect()
+    });
     let kinds = events.bots.iter().zip(events.kinds);
     let unmatched = kinds.filter(|(bot, kind)| !api.taken.takes(bot, kind));
     let unmatched = unmatched.map(|(_, kind)| kind).collect();
-    let accepted = Accepted { accepted: events.texts.len(), unmatched };
+    let accepted = Accepted { accepted: events.texts.len(), unmatched, events: on_bus };
     Ok((waited, accepted))
 }
 
@@ -142,4 +192,38 @@ fn senders(api: &Api, caller: &Caller, counts: &BTreeMap<&BotId, u32>) -> Vec<(u
         senders.push((sender('t', caller.name()), events));
     }
     senders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_preference_is_read_as_rfc_7240_says() {
+        let wants = |values: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append("prefer", value.parse().unwrap());
+            }
+            wants_representation(&headers)
+        };
+        for yes in [
+            &["return=representation"][..],
+            &["Return = \"representation\"; foo=1"],
+            &["wait=10, return=representation"],
+            &["respond-async", "return=representation"],
+            &["return=representation, return=minimal"],
+        ] {
+            assert!(wants(yes), "{yes:?}");
+        }
+        for no in [&[][..], &["return=minimal"], &["representation"], &["returns=representation"]] {
+            assert!(!wants(no), "{no:?}");
+        }
+        assert!(!wants(&["return=minimal, return=representation"]));
+    }
+
+    #[test]
+    fn the_id_of_an_event_is_read_from_its_text() {
+        assert_eq!(id_of(br#"{"specversion":"1.0","id":"a\"b","type":"t"}"#), "a\"b");
+    }
 }

@@ -12,6 +12,7 @@
 //! | `POST /v1/bots/…/automations/test` | scope `read`, for the bot |
 //! | `/send_delayed`, `/user_online`, `DELETE` and `PATCH /v1/notifications/…` | scope `publish`, for the bot |
 //! | `/v1/leases/…` | the capability of the lease; without `auth.tokens` not the pages of other sites |
+//! | `GET /v1/audit`, `/audit` | scope `operate`, for all bots |
 //! | every other `GET` below `/v1` | scope `read`, for the bots that are shown |
 //! | routes of products | the scope that the route names, for the bot in the path; for all bots if the path names none |
 //! | every other route below `/v1` | scope `operate`, for the bot; for all bots if the route concerns a whole pipeline |
@@ -28,8 +29,10 @@
 //! A layer that refuses a request answers with a [`problem`]. The OpenAPI document ([`docs`]) is
 //! generated from the served routes.
 
+mod acting;
 mod admission;
 mod admit;
+mod audit;
 mod auth;
 mod automations;
 mod body;
@@ -99,6 +102,7 @@ use crate::product::{self, Services};
 use crate::redis::Link;
 use crate::startup::Startup;
 use crate::trace::Tracer;
+use crate::trail::Trail;
 
 /// The state that the routes share.
 pub(crate) struct Api {
@@ -136,6 +140,8 @@ pub(crate) struct Api {
     pub(crate) searches: LargeReads,
     /// Creates spans.
     pub(crate) tracer: Tracer,
+    /// Notes what operators do.
+    pub(crate) trail: Trail,
 }
 
 /// The routes of `http.listen`.
@@ -209,6 +215,7 @@ fn reading() -> OpenApiRouter<Arc<Api>> {
 /// Requires the scope `operate`.
 fn operating() -> OpenApiRouter<Arc<Api>> {
     pipelines::operating()
+        .merge(audit::operating())
         .merge(replay::operating())
         .merge(bots::operating())
         .merge(dead::operating())

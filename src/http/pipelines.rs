@@ -11,13 +11,15 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Api;
+use super::acting;
 use super::auth::Caller;
-use super::docs::{Bodiless, OfPipeline};
-use super::extract::{NoBody, Path};
+use super::docs::{Bodiless, Body, OfPipeline};
+use super::extract::{JsonOrNothing, NoBody, Path};
 use super::problem::Problem;
 use crate::id::PipelineName;
 use crate::presence::{self, Pace, Process};
-use crate::queue::PipelineView;
+use crate::queue::{PauseNote, PipelineView};
+use crate::trail::{Action, Reason};
 
 /// Requires the scope `read`.
 pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
@@ -37,18 +39,44 @@ pub(super) struct PipelinePath {
 }
 
 impl PipelinePath {
-    pub(super) async fn pause(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
+    pub(super) async fn pause(
+        &self,
+        api: &Api,
+        caller: &Caller,
+        reason: Option<&Reason>,
+    ) -> Result<(), Problem> {
         caller.check_all_bots()?;
-        api.queues.find(&self.pipeline).await?.pause(None).await?;
-        caller.did("pause", &self.pipeline, None);
-        Ok(())
+        let queue = api.queues.find(&self.pipeline).await?;
+        let note = PauseNote::new(caller.name(), reason);
+        let work = async { Ok(queue.pause_noting(None, &note).await?) };
+        let action = Action::new("pause").in_pipeline(&self.pipeline).reason(reason);
+        api.act(caller, action, work, acting::changed).await.map(drop)
     }
 
     pub(super) async fn resume(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
         caller.check_all_bots()?;
-        api.queues.find(&self.pipeline).await?.resume(None).await?;
-        caller.did("resume", &self.pipeline, None);
-        Ok(())
+        let queue = api.queues.find(&self.pipeline).await?;
+        let work = async { Ok(queue.resume(None).await?) };
+        let action = Action::new("resume").in_pipeline(&self.pipeline);
+        api.act(caller, action, work, acting::changed).await.map(drop)
+    }
+}
+
+/// How to pause.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Pausing {
+    /// Why: one line of up to 200 characters, for operators and for readers of the bot.
+    #[serde(default)]
+    #[schema(max_length = 200, example = "the shop asked for it")]
+    reason: Option<String>,
+}
+
+impl Pausing {
+    pub(super) fn reason(&self) -> Result<Option<Reason>, Problem> {
+        let given = self.reason.as_deref().filter(|text| !text.trim().is_empty());
+        let reason = given.map(Reason::parse).transpose();
+        reason.map_err(|error| Problem::field("reason", error.to_string()))
     }
 }
 
@@ -81,6 +109,9 @@ struct Summary {
     enabled: bool,
     /// Whether the whole pipeline is paused.
     stopped: bool,
+    /// Since when it is paused, by whom, and why; null: it is not paused, unknown, or the token is not for
+    /// all bots.
+    pause: Option<PauseNote>,
     /// Events queued.
     depth: Option<u64>,
     /// Bots waiting for a worker.
@@ -123,6 +154,7 @@ impl Summary {
             name,
             enabled,
             stopped: view.stopped,
+            pause: view.pause.filter(|_| sees_all),
             depth: count(view.depth),
             ready: count(view.ready),
             leased: count(view.leased),
@@ -191,19 +223,20 @@ async fn show(
 
 /// Pause a pipeline
 ///
-/// Stops handing out its bots. Running slices end normally; new events are still queued.
+/// Stops handing out its bots. Running slices end normally; new events are still queued. A reason for a
+/// paused pipeline replaces its note.
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/pause", tag = "pipelines",
-    operation_id = "pausePipeline", params(PipelinePath),
-    responses((status = 204, description = "The pipeline is paused"), OfPipeline, Bodiless)
+    operation_id = "pausePipeline", params(PipelinePath), request_body = Option<Pausing>,
+    responses((status = 204, description = "The pipeline is paused"), OfPipeline, Body)
 )]
 async fn pause(
     State(api): State<Arc<Api>>,
     caller: Caller,
     Path(path): Path<PipelinePath>,
-    NoBody: NoBody,
+    JsonOrNothing(pausing): JsonOrNothing<Pausing>,
 ) -> Result<StatusCode, Problem> {
-    path.pause(&api, &caller).await?;
+    path.pause(&api, &caller, pausing.reason()?.as_ref()).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

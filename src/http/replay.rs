@@ -225,10 +225,13 @@ async fn replay(
     }
     let id = id.unwrap_or_else(|| uuid::Uuid::now_v7().to_string());
     let is_new = known.is_none();
-    let run = replay.run(&id, None).await?.map_err(|error| refused(&error))?;
-    if is_new {
-        caller.did("replay", &path.pipeline, replay.spec.bot.as_ref());
-    }
+    let work = async { replay.run(&id, None).await?.map_err(|error| refused(&error)) };
+    let run = if is_new {
+        let action = replay.spec.action().target(&id);
+        api.act(&caller, action, work, |_| "started".to_owned()).await?
+    } else {
+        work.await?
+    };
     go_on(&api, &uri, replay, run, limit, deadline).await.map(Json)
 }
 

@@ -45,6 +45,7 @@ pub(crate) const ROUTES: &[Row] = &[
     ("*", "/v1/admission", Class::P1, SMALL),
     // An operator acts, especially during an overload.
     ("*", "/v1/problems", Class::P1, SMALL),
+    ("*", "/v1/audit", Class::P1, SMALL),
     ("*", "/v1/pipelines", Class::P1, SMALL),
     ("*", "/v1/pipelines/{pipeline}", Class::P1, SMALL),
     ("*", "/v1/pipelines/{pipeline}/pause", Class::P1, SMALL),
@@ -70,6 +71,7 @@ pub(crate) const ROUTES: &[Row] = &[
     ("*", "/events", Class::P1, SMALL),
     ("*", "/events/{event}", Class::P1, SMALL),
     ("*", "/publish", Class::P1, MEDIUM),
+    ("*", "/audit", Class::P1, SMALL),
     ("*", "/bots", Class::P1, SMALL),
     ("*", "/bots/{bot}", Class::P1, SMALL),
     ("*", "/bots/{bot}/{pipeline}/pause", Class::P1, SMALL),

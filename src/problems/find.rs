@@ -7,7 +7,7 @@ use super::text::{argument, count, duration};
 use super::{Code, Facts, Finding, PipelineFacts, PipelineState, Severity};
 use crate::id::{BotId, PipelineName};
 use crate::presence::{Failures, Process};
-use crate::queue::{Failing, Throttled};
+use crate::queue::{Failing, PauseNote, Throttled};
 
 /// Milliseconds. An oldest event above this age is a finding.
 const OLD_MS: u64 = 60_000;
@@ -155,10 +155,13 @@ fn throttled_finding(name: &PipelineName, throttled: &Throttled, now_ms: u64) ->
     Some(finding.since(*since_ms).in_pipeline(name).of_bots([bot]))
 }
 
-fn paused_finding(name: &PipelineName) -> Finding {
+/// `note`: since when, by whom, and why, if that is known and the viewer may know it.
+fn paused_finding(name: &PipelineName, note: Option<&PauseNote>, now_ms: u64) -> Finding {
+    let how = note.map_or_else(|| "paused".to_owned(), |note| note.words(now_ms, duration));
     let (problem, remedy) =
-        (format!("pipeline {name} is paused"), format!("fairlane pipelines resume {name}"));
-    Finding::new(Code::PipelinePaused, problem, remedy).in_pipeline(name)
+        (format!("pipeline {name} is {how}"), format!("fairlane pipelines resume {name}"));
+    let finding = Finding::new(Code::PipelinePaused, problem, remedy).in_pipeline(name);
+    finding.since(note.map(|note| note.since_ms))
 }
 
 /// `known`: how many dead letters there are, if the viewer may know it.
@@ -212,7 +215,8 @@ fn of_bots(
     let throttled = pipeline.throttled.as_ref().and_then(|throttled| throttled.of(&covers));
     found.extend(throttled.and_then(|throttled| throttled_finding(name, &throttled, now_ms)));
     if pipeline.view.stopped {
-        found.push(paused_finding(name));
+        // The reason may be about other bots.
+        found.push(paused_finding(name, None, now_ms));
     }
     found.extend(dead_finding(pipeline, &covers, None, now_ms));
 }
@@ -243,7 +247,7 @@ fn of_pipeline(facts: &Facts, pipeline: &PipelineFacts, found: &mut Vec<Finding>
     let slowed = throttled.as_ref().and_then(|all| throttled_finding(name, all, now_ms));
     slowed.into_iter().for_each(&mut add);
     if view.stopped {
-        add(paused_finding(name));
+        add(paused_finding(name, view.pause.as_ref(), now_ms));
     }
     dead_finding(pipeline, &|_| true, Some(view.dead), now_ms).into_iter().for_each(&mut add);
     if view.paused > 0 {
@@ -251,7 +255,7 @@ fn of_pipeline(facts: &Facts, pipeline: &PipelineFacts, found: &mut Vec<Finding>
             Code::BotsPaused,
             format!("paused in pipeline {name}: {}", count(view.paused, "bot")),
             format!(
-                "fairlane bots list --pipeline {name}, then fairlane bots resume BOT --pipeline {name}"
+                "fairlane bots list --pipeline {name} --state paused, then fairlane bots resume BOT --pipeline {name}"
             ),
         ));
     }

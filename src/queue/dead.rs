@@ -1,5 +1,6 @@
 //! Dead letters: list, inspect, redrive, drop.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use redis::Value;
@@ -122,6 +123,35 @@ impl Queue {
         let glimpses = self.glimpses(&newest).await?;
         found.newest = glimpses.into_iter().map(|(_, letter)| letter).collect();
         Ok(found)
+    }
+
+    /// The bots of the newest dead letters of a shard.
+    pub(super) async fn bots_of_newest_letters(
+        &self,
+        shard: Shard,
+    ) -> Result<BTreeSet<BotId>, RedisError> {
+        let (mut found, mut from) = (BTreeSet::new(), "+".to_owned());
+        let (mut looked_at, mut bytes) = (0, 0);
+        loop {
+            let read = Letters {
+                keys: self.keys(shard),
+                newest_first: true,
+                from: &from,
+                until: "-",
+                limit: LOOK,
+                bytes: LOOKED_AT_BYTES / 2,
+                part: Part::Start(0),
+            };
+            let portion = self.link().call(&read).await?;
+            looked_at += portion.letters.len();
+            bytes += portion.letters.iter().map(|raw| raw.bytes).sum::<usize>();
+            found.extend(portion.letters.iter().filter_map(|raw| BotId::parse(&raw.bot).ok()));
+            let Some(last) = portion.letters.last() else { return Ok(found) };
+            from = format!("({}", last.entry);
+            if !portion.more || looked_at >= LOOKED_AT || bytes >= LOOKED_AT_BYTES {
+                return Ok(found);
+            }
+        }
     }
 
     /// The number of dead letters of `bot`, or of all bots. For a bot, this reads all letters of

@@ -161,7 +161,13 @@ impl Queue {
     /// If Redis is unavailable or refuses.
     pub async fn last_failure(&self, view: &BotView) -> Result<Option<LastFailure>, RedisError> {
         let kept = self.kept(std::slice::from_ref(&view.bot)).await?.pop();
-        let Some(kept) = kept.filter(|kept| !kept.failure.is_empty()) else { return Ok(None) };
+        kept.map_or(Ok(None), |kept| self.failure_of(&kept, view))
+    }
+
+    fn failure_of(&self, kept: &Kept, view: &BotView) -> Result<Option<LastFailure>, RedisError> {
+        if kept.failure.is_empty() {
+            return Ok(None);
+        }
         let rests = view.attempts > 0 || view.state == BotState::Parked;
         if !kept.still_fails().unwrap_or(rests) {
             return Ok(None);
@@ -202,6 +208,25 @@ impl Queue {
             found.push((bot.clone(), failure));
         }
         Ok(Failing::new(found))
+    }
+
+    /// Those of these bots whose event that failed last is still the first one.
+    pub(super) async fn still_failing(&self, bots: &[BotId]) -> Result<Vec<BotId>, RedisError> {
+        let noted = self.noted(bots.iter().cloned().collect()).await?;
+        let kept = self.kept(&noted).await?;
+        let failing =
+            noted.into_iter().zip(kept).filter(|(_, kept)| kept.still_fails() == Some(true));
+        Ok(failing.map(|(bot, _)| bot).collect())
+    }
+
+    /// The last failures of these bots, as [`Self::last_failure`] has them.
+    pub(super) async fn last_failures(
+        &self,
+        views: &[BotView],
+    ) -> Result<Vec<Option<LastFailure>>, RedisError> {
+        let bots: Vec<BotId> = views.iter().map(|view| view.bot.clone()).collect();
+        let kept = self.kept(&bots).await?;
+        kept.iter().zip(views).map(|(kept, view)| self.failure_of(kept, view)).collect()
     }
 
     /// The bots with a note. Usually there are few, so the other bots cost only this command.

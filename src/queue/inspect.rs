@@ -11,7 +11,7 @@ use serde::Serialize;
 use tracing::warn;
 use utoipa::ToSchema;
 
-use super::Queue;
+use super::{PauseNote, Queue};
 use crate::event::Event;
 use crate::id::{BotId, Shard};
 use crate::rate::{BotLimits, BotRate, Weight};
@@ -55,6 +55,9 @@ pub struct PipelineView {
     pub oldest_age_ms: u64,
     /// Whether the whole pipeline is paused.
     pub stopped: bool,
+    /// Since when it is paused, by whom, and why; absent: unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pause: Option<PauseNote>,
 }
 
 /// The state of a bot.
@@ -106,6 +109,9 @@ pub struct BotView {
     /// Since when its events wait for tokens of its rate, ms since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub throttled_since_ms: Option<u64>,
+    /// Since when it is paused, by whom, and why; absent: it is not paused, or unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pause: Option<PauseNote>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -227,6 +233,7 @@ impl Queue {
             pipe.cmd("HGET").arg(&keys.weight).arg(id);
             pipe.cmd("ZSCORE").arg(&keys.slow).arg(id);
             pipe.cmd("HGET").arg(keys.held()).arg(format!("a{id}"));
+            pipe.cmd("HGET").arg(&keys.pauses).arg(id);
         }
         let values = self.link().run_checked("view", &pipe).await?;
         let mut reply = self.read("view", Reply::new(Value::Array(values)))?;
@@ -290,6 +297,10 @@ impl PipelineView {
         self.delayed += shard.delayed;
         self.dead += shard.dead;
         self.stopped |= shard.stopped;
+        // The shards are paused one after the other, all with the same note.
+        if self.pause.is_none() {
+            self.pause.clone_from(&shard.pause);
+        }
     }
 }
 
@@ -298,7 +309,9 @@ impl PipelineView {
 fn look(reply: &mut Reply) -> Result<(PipelineView, i64, Vec<BotId>), ReplyError> {
     let mut meta = Reply::new(reply.next().unwrap_or(Value::Nil))?;
     let depth = meta.optional::<i64>()?.unwrap_or(0);
-    let stopped = meta.bytes()?.is_some();
+    let paused = meta.bytes()?;
+    let stopped = paused.is_some();
+    let pause = paused.and_then(|text| PauseNote::read(&String::from_utf8_lossy(&text)));
     let open = meta.optional::<i64>()?.unwrap_or(0);
     let lanes = meta.optional::<i64>()?.unwrap_or(0);
     let (ready, leased) = (reply.number()?, reply.number::<u64>()?);
@@ -314,6 +327,7 @@ fn look(reply: &mut Reply) -> Result<(PipelineView, i64, Vec<BotId>), ReplyError
         dead: reply.number()?,
         oldest_age_ms: 0,
         stopped,
+        pause,
     };
     let mut bots = Vec::new();
     for _ in 0..3 {
@@ -346,6 +360,7 @@ fn view_bot(
     let slow = reply.score()?;
     // Events in lanes that are set aside are queued, too.
     let set_aside = reply.optional::<u64>()?.unwrap_or(0);
+    let pause = PauseNote::read(&reply.text()?).filter(|_| paused);
     let depth = depth + set_aside;
     let numbers =
         |text: &str| -> Vec<u64> { text.split('|').filter_map(|part| part.parse().ok()).collect() };
@@ -373,6 +388,7 @@ fn view_bot(
         burst: limits.burst,
         // A bot without events waits for nothing.
         throttled_since_ms: slow.filter(|_| depth > 0).map(i64::unsigned_abs),
+        pause,
     })
 }
 

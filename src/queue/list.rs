@@ -14,11 +14,11 @@ use redis::{Pipeline, Value};
 use serde::{Deserialize, Serialize};
 
 use super::Queue;
-use super::inspect::BotView;
+use super::inspect::{BotState, BotView};
 use crate::id::{BotId, Shard};
 use crate::redis::keys::ShardKeys;
 use crate::redis::scripts::{Head, Heads};
-use crate::redis::{RedisError, Reply};
+use crate::redis::{RedisError, Reply, ReplyError};
 
 /// Maximum number of bots read from the control set and from the busy set of a shard. Beyond it,
 /// the list covers only the first ones.
@@ -65,6 +65,40 @@ pub struct BotPage {
     pub next: Option<BotCursor>,
 }
 
+/// Which bots a list has.
+#[derive(Clone, Copy)]
+pub struct BotFilter<'a> {
+    /// The bots that the viewer may see and asks for.
+    pub wanted: &'a (dyn Fn(&BotId) -> bool + Sync),
+    /// Only bots in this state.
+    pub state: Option<BotState>,
+    /// Only failing bots: their last attempt failed, they have lanes that are set aside, or dead letters.
+    pub failing: bool,
+}
+
+impl BotFilter<'_> {
+    /// Whether bots of a set of a shard may be in this list.
+    fn reads(&self, set: Set) -> bool {
+        match self.state {
+            None => true,
+            Some(BotState::Ready) => set == Set::Ready,
+            Some(BotState::Leased | BotState::Parked) => set == Set::Busy,
+            Some(BotState::Paused) => set == Set::Paused,
+            Some(BotState::Idle) => set == Set::Dead,
+        }
+    }
+}
+
+/// The sets of a shard that a list reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Set {
+    Ready,
+    Busy,
+    Paused,
+    /// The newest dead letters. Their bots may have no queued event.
+    Dead,
+}
+
 impl BotOrder {
     /// The sort key, ascending.
     fn place(self, head: Head) -> u64 {
@@ -90,8 +124,25 @@ impl Queue {
         wanted: &(dyn Fn(&BotId) -> bool + Sync),
         now: Duration,
     ) -> Result<BotPage, RedisError> {
+        let filter = BotFilter { wanted, state: None, failing: false };
+        self.list_some(order, after, limit, filter, now).await
+    }
+
+    /// The same with a filter. A list of failing bots also has bots without queued events, if they are
+    /// among those of the newest 1,000 dead letters of their shard.
+    ///
+    /// # Errors
+    /// If Redis is unavailable or refuses.
+    pub async fn list_some(
+        &self,
+        order: BotOrder,
+        after: Option<&BotCursor>,
+        limit: usize,
+        filter: BotFilter<'_>,
+        now: Duration,
+    ) -> Result<BotPage, RedisError> {
         let shards: Vec<Vec<BotCursor>> = stream::iter(self.shard_count().shards())
-            .map(|shard| self.ranked(shard, order, after, limit, wanted))
+            .map(|shard| self.ranked(shard, order, after, limit, filter))
             .buffer_unordered(CONCURRENT)
             .try_collect()
             .await?;
@@ -147,29 +198,125 @@ impl Queue {
         order: BotOrder,
         after: Option<&BotCursor>,
         limit: usize,
-        wanted: &(dyn Fn(&BotId) -> bool + Sync),
+        filter: BotFilter<'_>,
     ) -> Result<Vec<BotCursor>, RedisError> {
         let keys = self.keys(shard);
         let mut first = BTreeSet::new();
-        for set in [keys.ready(), keys.busy()] {
+        for (set, key) in [(Set::Ready, keys.ready()), (Set::Busy, keys.busy())] {
+            if !filter.reads(set) {
+                continue;
+            }
             for start in (0..SHARD_MAX).step_by(PORTION) {
                 let mut range = redis::cmd("ZRANGE");
-                range.arg(set).arg(start).arg(start + PORTION - 1);
+                range.arg(key).arg(start).arg(start + PORTION - 1);
                 let bots = self.bots_of("ZRANGE", range).await?;
                 let is_last = bots.len() < PORTION;
-                let wanted = bots.into_iter().flatten().filter(wanted).collect();
+                let wanted = self.sieve(keys, bots.into_iter().flatten(), filter).await?;
                 self.rank(keys, wanted, order, after, limit, &mut first).await?;
                 if is_last {
                     break;
                 }
             }
         }
-        let paused = self.bots_of("SMEMBERS", redis::Cmd::smembers(keys.paused())).await?;
-        let wanted = paused.into_iter().flatten().filter(wanted).collect();
-        self.rank(keys, wanted, order, after, limit, &mut first).await?;
+        if filter.reads(Set::Paused) {
+            let paused = self.bots_of("SMEMBERS", redis::Cmd::smembers(keys.paused())).await?;
+            let paused: Vec<BotId> = paused.into_iter().flatten().collect();
+            for portion in paused.chunks(PORTION) {
+                let wanted = self.sieve(keys, portion.iter().cloned(), filter).await?;
+                self.rank(keys, wanted, order, after, limit, &mut first).await?;
+            }
+        }
+        if filter.failing && filter.reads(Set::Dead) {
+            let dead = self.bots_of_newest_letters(shard).await?;
+            let wanted = self.sieve(keys, dead.into_iter(), filter).await?;
+            self.rank(keys, wanted, order, after, limit, &mut first).await?;
+        }
         // A bot that moved meanwhile was read twice.
         let mut seen = HashSet::new();
         Ok(first.into_iter().filter(|cursor| seen.insert(cursor.bot.clone())).collect())
+    }
+
+    /// Those of some bots of a shard that a list has.
+    async fn sieve(
+        &self,
+        keys: &ShardKeys,
+        bots: impl Iterator<Item = BotId> + Send,
+        filter: BotFilter<'_>,
+    ) -> Result<Vec<BotId>, RedisError> {
+        let mut bots: Vec<BotId> = bots.filter(|bot| (filter.wanted)(bot)).collect();
+        if bots.is_empty() {
+            return Ok(bots);
+        }
+        if let Some(state) = filter.state {
+            let mut pipe = Pipeline::with_capacity(2);
+            pipe.cmd("HMGET").arg(keys.owners()).arg(names(&bots));
+            pipe.cmd("ZMSCORE").arg(keys.busy()).arg(names(&bots));
+            pipe.cmd("SMISMEMBER").arg(keys.paused()).arg(names(&bots));
+            let [leased, busy, paused] = self.columns("states", &pipe).await?;
+            let mut rows = leased.into_iter().zip(busy).zip(paused);
+            bots.retain(|_| {
+                let Some(((leased, busy), paused)) = rows.next() else { return false };
+                let is = match (leased, busy, paused) {
+                    (Value::Nil, Value::Nil, Value::Int(1)) => BotState::Paused,
+                    (Value::Nil, Value::Nil, _) => return state == BotState::Ready,
+                    (Value::Nil, ..) => BotState::Parked,
+                    _ => BotState::Leased,
+                };
+                is == state
+            });
+        }
+        if filter.failing && !bots.is_empty() {
+            self.failing_of(keys, bots).await
+        } else {
+            Ok(bots)
+        }
+    }
+
+    /// The failing ones of these bots of a shard.
+    async fn failing_of(
+        &self,
+        keys: &ShardKeys,
+        mut bots: Vec<BotId>,
+    ) -> Result<Vec<BotId>, RedisError> {
+        let mut pipe = Pipeline::with_capacity(2);
+        pipe.cmd("HMGET").arg(keys.attempts()).arg(names(&bots));
+        let dead: Vec<String> = bots.iter().map(|bot| format!("d{}", bot.as_str())).collect();
+        pipe.cmd("HMGET").arg(keys.held()).arg(dead);
+        let [attempts, dead] = self.columns("failures", &pipe).await?;
+        let mut rows = attempts.into_iter().zip(dead);
+        let mut rest = Vec::new();
+        let mut failing = HashSet::new();
+        for bot in &bots {
+            let (attempts, dead) = rows.next().unwrap_or((Value::Nil, Value::Nil));
+            let attempts: String = self.link().read("failures", attempts).unwrap_or_default();
+            if dead != Value::Nil || tells_failure(&attempts) {
+                failing.insert(bot.clone());
+            } else {
+                rest.push(bot.clone());
+            }
+        }
+        // A handler that was unavailable counts no attempt.
+        failing.extend(self.still_failing(&rest).await?);
+        bots.retain(|bot| failing.contains(bot));
+        Ok(bots)
+    }
+
+    /// The answers of some commands, each a list.
+    async fn columns<const N: usize>(
+        &self,
+        name: &'static str,
+        pipe: &Pipeline,
+    ) -> Result<[Vec<Value>; N], RedisError> {
+        let values = self.link().run_checked(name, pipe).await?;
+        let lists = values.into_iter().map(|value| match value {
+            Value::Array(values) => values,
+            value => vec![value],
+        });
+        let lists: Vec<Vec<Value>> = lists.collect();
+        lists.try_into().map_err(|lists: Vec<_>| {
+            let found = lists.len().to_string();
+            self.link().misread(name, ReplyError::unexpected("an answer per command", &found))
+        })
     }
 
     /// The bots in a reply; `None` for each name that is not a bot id.
@@ -237,5 +384,33 @@ impl Queue {
             .try_collect()
             .await?;
         Ok(views.concat())
+    }
+}
+
+fn names(bots: &[BotId]) -> Vec<&str> {
+    bots.iter().map(BotId::as_str).collect()
+}
+
+/// Whether the attempts of a bot tell a failure or a lost lease since its last progress, or lanes that
+/// are set aside. See `att` in [`crate::redis::keys`].
+fn tells_failure(attempts: &str) -> bool {
+    let mut parts = attempts.splitn(5, '|').skip(1);
+    let lost_or_failed =
+        parts.by_ref().take(2).any(|count| count.parse().is_ok_and(|n: u64| n > 0));
+    lost_or_failed || parts.nth(1).is_some_and(|lanes| !lanes.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bot_fails_by_its_attempts_and_by_its_lanes() {
+        for failing in ["0|1|0|0", "0|0|2|0", "1|0|3|5|", "0|0|0|0|00000000;;3:1:2:0"] {
+            assert!(tells_failure(failing), "{failing}");
+        }
+        for fine in ["", "0|0|0|0", "0|0|0|4", "1|0|0|0|", "damaged"] {
+            assert!(!tells_failure(fine), "{fine}");
+        }
     }
 }

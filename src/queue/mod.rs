@@ -25,17 +25,21 @@ mod find;
 mod follow;
 mod holdings;
 mod inspect;
+mod known;
 mod lease;
 mod letters;
 mod list;
 pub(crate) mod memory;
 mod next;
 mod order;
+mod pause;
 pub(crate) mod sample;
 pub(crate) mod schedule;
 mod throttled;
 pub(crate) mod wake;
+mod why;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,10 +54,12 @@ pub use self::holdings::Holdings;
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
 pub use self::lease::{CLAIM_TTL, Lease, MARGIN, Sent};
 pub use self::letters::{DeadGlimpses, DeadPage, PAGE_BYTES};
-pub use self::list::{BotCursor, BotOrder, BotPage, Mark};
+pub use self::list::{BotCursor, BotFilter, BotOrder, BotPage, Mark};
 pub use self::next::{EventCursor, EventPage};
 pub use self::order::OrderBy;
+pub use self::pause::PauseNote;
 pub use self::throttled::Throttled;
+pub use self::why::ListedBot;
 use crate::event::Event;
 use crate::id::{BotId, PipelineName, Shard, ShardCount};
 use crate::ledger::Ledger;
@@ -61,9 +67,7 @@ use crate::pipeline::{Kind, Protected};
 use crate::quotas::{NO_QUOTAS, Quotas};
 use crate::rate::{BotRate, Change, Weight};
 use crate::redis::keys::ShardKeys;
-use crate::redis::scripts::{
-    Limits, Pause, Promote, Promoted, Purge, Push, Pushed, Resume, Revoke, Set,
-};
+use crate::redis::scripts::{Limits, Promote, Promoted, Purge, Push, Pushed, Revoke, Set};
 use crate::redis::{Link, RedisError, Reply};
 
 /// One slice in virtual time while bots compete. A bot whose last finish is at most this far ahead
@@ -86,6 +90,29 @@ pub struct BotChange {
     pub rate: Change<BotRate>,
     /// Maximum number of its events at once.
     pub burst: Change<u32>,
+}
+
+impl fmt::Display for BotChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut before = "";
+        if let Some(weight) = self.weight {
+            write!(f, "weight {weight}")?;
+            before = ", ";
+        }
+        match self.rate {
+            Change::Keep => {}
+            Change::Reset => write!(f, "{before}rate default")?,
+            Change::To(rate) => write!(f, "{before}rate {rate}")?,
+        }
+        if self.rate != Change::Keep {
+            before = ", ";
+        }
+        match self.burst {
+            Change::Keep => Ok(()),
+            Change::Reset => write!(f, "{before}burst default"),
+            Change::To(burst) => write!(f, "{before}burst {burst}"),
+        }
+    }
 }
 
 /// Maximum number of delayed events moved by one call.
@@ -258,32 +285,6 @@ impl Queue {
         self.link.call(&push).await
     }
 
-    /// Pauses a bot, or every bot for `None`: no worker gets a new lease. Running slices end
-    /// normally. Returns whether the call changed anything.
-    ///
-    /// # Errors
-    /// If Redis is unavailable or refuses.
-    pub async fn pause(&self, bot: Option<&BotId>) -> Result<bool, RedisError> {
-        let calls: Vec<_> = match bot {
-            Some(_) => bot.map(|id| Pause { keys: self.keys_of(id), bot }).into_iter().collect(),
-            None => self.shards.iter().map(|keys| Pause { keys, bot }).collect(),
-        };
-        any(self.link.call_all(&calls).await?)
-    }
-
-    /// Undoes [`Self::pause`].
-    ///
-    /// # Errors
-    /// If Redis is unavailable or refuses.
-    pub async fn resume(&self, bot: Option<&BotId>) -> Result<bool, RedisError> {
-        let slice_us = self.limits.slice_us;
-        let calls: Vec<_> = match bot {
-            Some(id) => vec![Resume { keys: self.keys_of(id), bot, slice_us }],
-            None => self.shards.iter().map(|keys| Resume { keys, bot, slice_us }).collect(),
-        };
-        any(self.link.call_all(&calls).await?)
-    }
-
     /// Deletes the queue of a bot, revokes its lease, and returns the number of deleted events.
     /// Some pipelines do not allow it: see [`Self::protected`].
     ///
@@ -385,6 +386,17 @@ fn any(replies: Vec<Result<bool, RedisError>>) -> Result<bool, RedisError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_change_of_a_bot_names_what_it_changes_and_nothing_else() {
+        let change =
+            BotChange { weight: Some(Weight::from(3)), rate: Change::Reset, burst: Change::To(5) };
+        assert_eq!(change.to_string(), "weight 3, rate default, burst 5");
+        let change =
+            BotChange { rate: Change::To("10/s".parse().unwrap()), ..BotChange::default() };
+        assert_eq!(change.to_string(), "rate 10/s");
+        assert_eq!(BotChange::default().to_string(), "");
+    }
 
     #[test]
     fn the_bot_of_a_delayed_event_is_read_back_whatever_its_id_holds() {

@@ -12,13 +12,14 @@
 //!
 //! | key | type | meaning |
 //! |---|---|---|
-//! | `fl:{p:s}:meta` | hash | `v` virtual clock µs, `f` last fence, `seq` last sequence, `depth` events queued, `run` server run id, `paused`, `open` leases handed over to receivers, `lanes` bots with lanes that are set aside |
+//! | `fl:{p:s}:meta` | hash | `v` virtual clock µs, `f` last fence, `seq` last sequence, `depth` events queued, `run` server run id, `paused` since when, by whom and why, `open` leases handed over to receivers, `lanes` bots with lanes that are set aside |
 //! | `fl:{p:s}:ctl` | sorted set | the control set: ready bots, each once |
 //! | `fl:{p:s}:busy` | sorted set | leased or parked bots → deadline, ms since 1970 |
 //! | `fl:{p:s}:own` | hash | bot → `fence\|acked\|start\|confirmed` of the current lease; confirmed: 0, 1, 2 handed over |
 //! | `fl:{p:s}:att` | hash | bot → `suspect\|lost\|failed\|isolate` since progress, and its lanes that are set aside |
 //! | `fl:{p:s}:fin` | sorted set | bot → last virtual finish, while ahead of the clock |
 //! | `fl:{p:s}:paused` | set | bots that an operator paused |
+//! | `fl:{p:s}:paused-why` | hash | paused bot → time in ms, and as JSON who paused it and why |
 //! | `fl:{p:s}:weight` | hash | what is set for bots: a weight, or `weight\|rate\|burst`; bounded |
 //! | `fl:{p:s}:rate` | sorted set, TTL | bots with a rate → when their bucket is full again, µs |
 //! | `fl:{p:s}:slow` | sorted set, TTL | bots whose events wait for tokens → since when, ms |
@@ -50,6 +51,8 @@
 //! | `fl:lease-key` | string | 32 random bytes that sign lease capabilities and list cursors |
 //! | `fl:processes` | hash | running process → time and content of its last update |
 //! | `fl:sampler` | string, TTL | the process that samples the shared values |
+//! | `fl:audit` | stream | the last 1,000 actions of operators on pipelines, bots and dead letters |
+//! | `fl:audit-often` | stream | the last 1,000 actions that may be frequent: by tokens for certain bots, and on the records of products |
 //! | `fl:trend` | list, TTL | depth, age, rates and calls of the pipelines in the last 15 minutes, for charts |
 //! | `fl:trend-minutes` | list, TTL | the same in the last 24 hours, a point a minute |
 //! | `fl:{<stream>}:reader` | string, TTL | the process that reads a bus stream |
@@ -86,6 +89,10 @@ global! {
     trend "trend",
     /// The state of the pipelines in the last 24 hours.
     trend_minutes "trend-minutes",
+    /// Actions of operators.
+    audit "audit",
+    /// Actions that may be frequent.
+    audit_often "audit-often",
 }
 
 /// The lock of the process that reads `stream`.
@@ -192,6 +199,8 @@ pub struct ShardKeys {
     pub base: [String; 8],
     /// Weights, rates and bursts of single bots.
     pub weight: String,
+    /// Who paused bots, when, and why.
+    pub pauses: String,
     /// When the buckets of bots with a rate are full again.
     pub rate: String,
     /// Bots whose events wait for tokens, and since when.
@@ -222,6 +231,7 @@ impl ShardKeys {
         Self {
             base: ["meta", "ctl", "busy", "own", "att", "fin", "paused", "held"].map(key),
             weight: key("weight"),
+            pauses: key("paused-why"),
             rate: key("rate"),
             slow: key("slow"),
             slots: key("slots"),

@@ -26,6 +26,7 @@ pub(crate) use self::survey::Survey;
 pub(crate) use self::time::TimeError;
 pub(crate) use self::time::read_time;
 use crate::bus::redis_stream::RedisStream;
+use crate::clock::rfc3339;
 use crate::config::PipelineConfig;
 use crate::event::Event;
 use crate::expression::{Facts, Filter, FilterError, Glob, Sees};
@@ -33,6 +34,7 @@ use crate::fanout::Interest;
 use crate::id::{BotId, Offset, PipelineName};
 use crate::queue::Queue;
 use crate::redis::RedisError;
+use crate::trail::Action;
 
 /// The extension attribute of a replayed event: the id of the replay.
 pub(crate) const MARK: &str = "fairlanereplay";
@@ -59,6 +61,16 @@ pub(crate) struct Spec {
     pub(crate) until_ms: u64,
     /// The streams of the bus.
     pub(crate) streams: Vec<String>,
+}
+
+impl Spec {
+    /// The action of the operator who starts it.
+    pub(crate) fn action(&self) -> Action {
+        let types = if self.types.is_empty() { "all" } else { &self.types.join(", ") };
+        let (from, until) = (rfc3339(self.from_ms), rfc3339(self.until_ms));
+        let action = Action::new("replay").in_pipeline(&self.pipeline).of_bot(self.bot.as_ref());
+        action.details(&format!("from {from} to {until}, types {types}"))
+    }
 }
 
 /// Why a replay is refused. Each text names the remedy.

@@ -1,24 +1,27 @@
 //! `fairlane bots`.
 
+mod list;
 mod set_aside;
+mod show;
 
 use std::str::FromStr;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use self::list::{OnlyState, Sort, list};
+use self::show::show;
 use super::error::CliError;
-use super::output::{Output, Table, Tone, age, argument, bytes, count, duration, number, plain};
+use super::operator;
+use super::output::{Output, count, plain};
 use super::pipelines::confirm;
 use super::session::Session;
-use crate::clock::{Clock as _, SystemClock, micros, millis};
+use crate::clock::{Clock as _, SystemClock, millis};
 use crate::config::Config;
 use crate::id::{BotId, PipelineName};
-use crate::queue::{
-    BotChange, BotOrder, BotState, BotView, DeadOfBot, Holdings, LaneAside, LastFailure, Queue,
-    QueuedEvent, memory,
-};
+use crate::queue::{BotChange, BotFilter, BotState, BotView, PauseNote};
 use crate::rate::{BURST_MAX, BotRate, Change, LimitError, Weight};
+use crate::trail::{Action as Act, Reason};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,6 +36,8 @@ const LIST_EXAMPLES: &str = "\
 Examples:
   fairlane bots list                             the longest queues of all pipelines
   fairlane bots list --sort age --limit 10
+  fairlane bots list --failing                   the bots that need help, and why
+  fairlane bots list --state paused --prefix shop-
   fairlane bots list --pipeline billing --json";
 const SHOW_EXAMPLES: &str = "\
 Examples:
@@ -51,7 +56,8 @@ Examples:
   fairlane bots set shop-7 --rate default --burst default";
 const PAUSE_EXAMPLES: &str = "\
 Examples:
-  fairlane bots pause shop-7     a running slice ends normally; new events are still queued";
+  fairlane bots pause shop-7     a running slice ends normally; new events are still queued
+  fairlane bots pause shop-7 --reason 'the shop asked for it'";
 const RESUME_EXAMPLES: &str = "\
 Examples:
   fairlane bots resume shop-7";
@@ -85,6 +91,15 @@ enum Action {
         /// The order of the list.
         #[arg(long, value_enum, default_value_t)]
         sort: Sort,
+        /// Only bots in this state.
+        #[arg(long, value_enum)]
+        state: Option<OnlyState>,
+        /// Only bots whose ids start with this text.
+        #[arg(long, value_name = "TEXT")]
+        prefix: Option<String>,
+        /// Only failing bots: the last attempt failed, or lanes are set aside, or there are dead letters.
+        #[arg(long)]
+        failing: bool,
         /// Maximum number of bots.
         #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
         limit: u32,
@@ -127,6 +142,9 @@ enum Action {
     Pause {
         /// The bot.
         bot: BotId,
+        /// Why: up to 200 characters, for other operators and for readers of the bot.
+        #[arg(long, value_name = "TEXT")]
+        reason: Option<Reason>,
     },
     /// Resume a paused bot.
     #[command(after_help = RESUME_EXAMPLES)]
@@ -151,46 +169,6 @@ enum Action {
     },
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum Sort {
-    /// The longest queues first.
-    #[default]
-    Depth,
-    /// The queues with the oldest first event first.
-    Age,
-}
-
-impl Sort {
-    fn order(self) -> BotOrder {
-        match self {
-            Self::Depth => BotOrder::Depth,
-            Self::Age => BotOrder::Age,
-        }
-    }
-}
-
-#[derive(Debug, Serialize)]
-struct Listed {
-    pipeline: PipelineName,
-    #[serde(flatten)]
-    view: BotView,
-}
-
-#[derive(Debug, Serialize)]
-struct Shown {
-    pipeline: PipelineName,
-    #[serde(flatten)]
-    view: BotView,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    last_failure: Option<LastFailure>,
-    holds: Holdings,
-    quotas: Holdings,
-    dead_letters: DeadOfBot,
-    next: Vec<QueuedEvent>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    lanes_aside: Vec<LaneAside>,
-}
-
 /// The result of an action. Fields that do not apply are omitted.
 #[derive(Debug, Serialize)]
 struct Done<'a> {
@@ -213,112 +191,18 @@ pub(super) async fn bots(config: Config, args: BotsArgs) -> Result<(), CliError>
     let output = Output::new(args.json);
     let wanted = args.pipeline.as_ref();
     Session::with(config, async |session| match &args.action {
-        Action::List { sort, limit } => list(session, output, wanted, *sort, *limit).await,
+        Action::List { sort, limit, state, prefix, failing } => {
+            let prefix = prefix.as_deref().unwrap_or_default();
+            let only = |bot: &BotId| bot.as_str().starts_with(prefix);
+            let state = state.map(OnlyState::state);
+            let filter = BotFilter { wanted: &only, state, failing: *failing };
+            list(session, output, wanted, *sort, *limit, filter).await
+        }
         Action::Show { bot, limit } => show(session, output, wanted, bot, *limit).await,
         Action::Attempts { bot, limit } => attempts(session, output, wanted, bot, *limit).await,
         action => change(session, output, &session.choose(wanted).await?, action).await,
     })
     .await
-}
-
-async fn list(
-    session: &Session,
-    output: Output,
-    wanted: Option<&PipelineName>,
-    sort: Sort,
-    limit: u32,
-) -> Result<(), CliError> {
-    let limit = limit as usize;
-    let mut found = Vec::new();
-    for pipeline in session.pipelines_or(wanted).await? {
-        let queue = session.view(&pipeline);
-        let page = queue.list_bots(sort.order(), None, limit, &|_| true, SystemClock.now()).await?;
-        found.extend(page.bots.into_iter().map(|view| Listed { pipeline: pipeline.clone(), view }));
-    }
-    found.sort_by_key(|Listed { view, .. }| {
-        std::cmp::Reverse(if sort == Sort::Age { view.oldest_age_ms } else { view.depth })
-    });
-    found.truncate(limit);
-    output.show(&found, |found| {
-        let mut table =
-            Table::new(&["BOT", "PIPELINE", "STATE", ">DEPTH", ">OLDEST", ">ATTEMPTS", ">WEIGHT"]);
-        for Listed { pipeline, view } in found {
-            table.row(&[
-                view.bot.to_string(),
-                pipeline.to_string(),
-                state(view.state).to_owned(),
-                number(view.depth),
-                age(view.oldest_age_ms, view.depth > 0),
-                number(view.attempts.into()),
-                view.weight.to_string(),
-            ]);
-        }
-        if table.is_empty() { "no bot has queued events".to_owned() } else { output.table(&table) }
-    })
-}
-
-async fn show(
-    session: &Session,
-    output: Output,
-    wanted: Option<&PipelineName>,
-    bot: &BotId,
-    limit: u32,
-) -> Result<(), CliError> {
-    let pipeline = session.choose(wanted).await?;
-    let (queue, now) = (session.view(&pipeline), SystemClock.now());
-    let view = queue.view_bot(bot, now).await?;
-    let next = queue.next_events(bot, limit as usize).await?;
-    let lanes_aside = queue.lanes_aside(bot, limit as usize, Queue::ASIDE_BYTES).await?;
-    let last_failure = queue.last_failure(&view).await?;
-    let dead_letters = queue.dead_of(bot).await?;
-    let holds = queue.holdings(bot).await?;
-    memory::observe(queue.link(), queue.quotas()).await?;
-    let quotas = queue.quotas().of(bot).into();
-    let shown =
-        Shown { pipeline, view, last_failure, holds, quotas, dead_letters, next, lanes_aside };
-    output.show(&shown, |shown| {
-        let Shown { pipeline, view, last_failure, holds, quotas, dead_letters, next, lanes_aside } =
-            shown;
-        let until = view.until_ms.map_or_else(String::new, |until| {
-            format!(", {} left", duration(until.saturating_sub(millis(now))))
-        });
-        let mut text = format!(
-            "{} in pipeline {pipeline}\nstate     {}{until}\ndepth     {}\noldest    {}\nfence     {}\nattempts  {}\nweight    {}",
-            output.paint(Tone::Strong, view.bot.as_str()),
-            state(view.state),
-            number(view.depth),
-            age(view.oldest_age_ms, view.depth > 0),
-            view.fence.map_or_else(|| "-".to_owned(), |fence| fence.to_string()),
-            number(view.attempts.into()),
-            view.weight,
-        );
-        if view.rate.is_some() || view.burst.is_some() {
-            text.extend(["\nlimits    ", &limits(view)]);
-        }
-        if let Some(since) = view.throttled_since_ms {
-            let ago = duration(millis(now).saturating_sub(since));
-            text.extend(["\nthrottled for ", &ago, ": its rate holds it back"]);
-        }
-        if let Some(LastFailure { reason, time_ms, since_ms }) = last_failure {
-            let ago = |ms: u64| duration(millis(now).saturating_sub(ms));
-            text.extend(["\nfailed    ", &ago(*time_ms), " ago: ", &plain(reason)]);
-            text.extend(["\nfailing   since ", &ago(*since_ms), " ago"]);
-        }
-        text.push_str(&held_text(holds, quotas));
-        text.push_str(&dead_text(dead_letters, pipeline, &view.bot, millis(now)));
-        if !next.is_empty() {
-            let mut table = Table::new(&["NEXT EVENT", "TYPE", ">AGE"]);
-            for QueuedEvent { sequence, event } in next {
-                let (id, kind) = event.as_ref().map_or(("(not readable)", "-"), |e| (e.id(), e.kind()));
-                let old = micros(now).saturating_sub(*sequence) / 1_000;
-                table.row(&[id.to_owned(), kind.to_owned(), duration(old)]);
-            }
-            text.push_str("\n\n");
-            text.push_str(&output.table(&table));
-        }
-        text.push_str(&set_aside::text(lanes_aside, output, now));
-        text
-    })
 }
 
 async fn attempts(
@@ -339,56 +223,6 @@ async fn attempts(
         }
         super::attempts::table(output, attempts, millis(SystemClock.now()))
     })
-}
-
-/// What a bot holds, as lines, and its quotas.
-fn held_text(holds: &Holdings, quotas: &Holdings) -> String {
-    let of = |held: String, quota: u64, shown: fn(u64) -> String| match quota {
-        0 => held,
-        quota => format!("{held} of {}", shown(quota)),
-    };
-    let in_bytes = |held, quota| of(bytes(held), quota, bytes);
-    let mut text =
-        format!("\nholds     {} queued", in_bytes(holds.queued_bytes, quotas.queued_bytes));
-    for (what, (n, n_max), (size, size_max)) in [
-        (
-            "delayed",
-            (holds.delayed_events, quotas.delayed_events),
-            (holds.delayed_bytes, quotas.delayed_bytes),
-        ),
-        ("pending", (holds.pending, quotas.pending), (holds.pending_bytes, quotas.pending_bytes)),
-        ("dead", (holds.dead_letters, quotas.dead_letters), (holds.dead_bytes, quotas.dead_bytes)),
-    ] {
-        if n > 0 {
-            let (n, size) = (of(number(n), n_max, number), in_bytes(size, size_max));
-            text.extend(["\n          ", &n, " ", what, ", ", &size]);
-        }
-    }
-    text
-}
-
-/// The dead letters of a bot, as lines.
-fn dead_text(dead: &DeadOfBot, pipeline: &PipelineName, bot: &BotId, now_ms: u64) -> String {
-    let DeadOfBot { count: found, at_least, newest } = dead;
-    let mut text = match (*found, at_least) {
-        (0, false) => return "\ndead      -".to_owned(),
-        (0, true) => "\ndead      none among the newest 1,000 of its shard".to_owned(),
-        (found, true) => format!("\ndead      at least {}", count(found, "dead letter")),
-        (found, false) => format!("\ndead      {}", count(found, "dead letter")),
-    };
-    for letter in newest {
-        let old = duration(now_ms.saturating_sub(letter.time_ms));
-        let event = letter.event.as_deref().map_or("(not readable)".to_owned(), plain);
-        let reason = plain(&letter.reason);
-        text.extend(["\n          ", &letter.id.to_string(), " ", &event, ", ", &old, " ago: "]);
-        text.push_str(&reason);
-    }
-    if *found > 0 {
-        let bot = argument(bot.as_str());
-        text.extend(["\n          fairlane dead list --pipeline ", pipeline.as_str()]);
-        text.extend([" --bot=", &bot]);
-    }
-    text
 }
 
 async fn change(
@@ -418,28 +252,36 @@ async fn change(
                 rate: rate.unwrap_or_default(),
                 burst: burst.unwrap_or_default().map(|burst| burst.0),
             };
-            if !queue.set(bot, change).await? {
-                return Err(CliError::TooManySet);
-            }
+            let work =
+                async { queue.set(bot, change).await?.then_some(()).ok_or(CliError::TooManySet) };
+            let action = on(pipeline, "set", bot).details(&change.to_string());
+            session.act(action, work, |()| "done".to_owned()).await?;
             let view = queue.view_bot(bot, SystemClock.now()).await?;
             let (rate, burst) = (view.rate, view.burst);
             let set = Done { weight: Some(view.weight), rate, burst, ..done(bot) };
             output.show(&set, |_| said(bot, &format!("has {}", limits(&view))))
         }
-        Action::Pause { bot } => {
-            let changed = queue.pause(Some(bot)).await?;
+        Action::Pause { bot, reason } => {
+            let note = PauseNote::new(&operator::name(), reason.as_ref());
+            let work = async { Ok(queue.pause_noting(Some(bot), &note).await?) };
+            let action = on(pipeline, "pause", bot).reason(reason.as_ref());
+            let changed = session.act(action, work, operator::changed).await?;
             output.show(&Done { changed: Some(changed), ..done(bot) }, |_| {
                 said(bot, if changed { "is paused" } else { "was paused already" })
             })
         }
         Action::Resume { bot } => {
-            let changed = queue.resume(Some(bot)).await?;
+            let work = async { Ok(queue.resume(Some(bot)).await?) };
+            let action = on(pipeline, "resume", bot);
+            let changed = session.act(action, work, operator::changed).await?;
             output.show(&Done { changed: Some(changed), ..done(bot) }, |_| {
                 said(bot, if changed { "goes on" } else { "was not paused" })
             })
         }
         Action::Release { bot } => {
-            let changed = queue.revoke(bot).await?;
+            let work = async { Ok(queue.revoke(bot).await?) };
+            let action = on(pipeline, "release", bot);
+            let changed = session.act(action, work, operator::changed).await?;
             output.show(&Done { changed: Some(changed), ..done(bot) }, |_| {
                 said(bot, if changed { "is released" } else { "was neither leased nor parked" })
             })
@@ -455,12 +297,18 @@ async fn change(
                 plain(bot.as_str()),
             );
             confirm(&question, *yes, "purging a bot")?;
-            let events = queue.purge(bot).await?;
+            let work = async { Ok(queue.purge(bot).await?) };
+            let events = session.act(on(pipeline, "purge", bot), work, operator::number).await?;
             output.show(&Done { events: Some(events), ..done(bot) }, |_| {
                 said(bot, &format!("is purged: deleted {}", count(events, "event")))
             })
         }
     }
+}
+
+/// An action on a bot.
+fn on(pipeline: &PipelineName, name: &str, bot: &BotId) -> Act {
+    Act::new(name).in_pipeline(pipeline).of_bot(Some(bot))
 }
 
 /// What is set for a bot.

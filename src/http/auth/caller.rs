@@ -6,17 +6,14 @@ use std::sync::Arc;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
-use tracing::field::DisplayValue;
-use tracing::info;
 
 use super::super::problem::{Kind, Problem};
 use super::site::text;
 use crate::admission::Class;
 use crate::admission::quota::Quota;
 use crate::config::{ANONYMOUS, Scope, TokenConfig, WEIGHT_MAX};
-use crate::counters::view::AdId;
 use crate::expression::Glob;
-use crate::id::{BotId, PipelineName, RuleId};
+use crate::id::BotId;
 use crate::rate::Weight;
 
 /// The caller of a request, and its rights.
@@ -164,44 +161,9 @@ impl Caller {
         Err(Problem::new(Kind::Forbidden, detail))
     }
 
-    /// The address of the client, for the log.
-    fn address(&self) -> Option<DisplayValue<IpAddr>> {
-        self.address.map(tracing::field::display)
-    }
-
-    /// Logs an operator's action.
-    pub(crate) fn did(&self, action: &'static str, pipeline: &PipelineName, bot: Option<&BotId>) {
-        let (token, bot) = (&self.rights.name, bot.map(BotId::as_str));
-        info!(token, address = self.address(), action, %pipeline, bot, "an operator acted");
-    }
-
-    /// Logs an operator's action on a rule.
-    pub(crate) fn did_to_rule(&self, action: &'static str, bot: &BotId, rule: &RuleId) {
-        let (token, bot) = (&self.rights.name, bot.as_str());
-        let (address, pipeline) = (self.address(), crate::automations::PIPELINE);
-        info!(token, address, action, pipeline, bot, %rule, "an operator acted");
-    }
-
-    /// Logs the number of imported lines.
-    pub(crate) fn imported(&self, bot: &BotId, lines: u64) {
-        let (token, bot) = (&self.rights.name, bot.as_str());
-        let (address, pipeline) = (self.address(), crate::counters::PIPELINE);
-        info!(
-            token,
-            address,
-            action = "import counters",
-            pipeline,
-            bot,
-            lines,
-            "an operator acted"
-        );
-    }
-
-    /// Logs an operator's action on the counter of an ad.
-    pub(crate) fn did_to_ad(&self, action: &'static str, bot: &BotId, ad: &AdId) {
-        let (token, bot) = (&self.rights.name, bot.as_str());
-        let (address, pipeline) = (self.address(), crate::counters::PIPELINE);
-        info!(token, address, action, pipeline, bot, %ad, "an operator acted");
+    /// The address of the client.
+    pub(in super::super) fn address(&self) -> Option<IpAddr> {
+        self.address
     }
 }
 

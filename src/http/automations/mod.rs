@@ -16,6 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Api;
+use super::acting;
 use super::auth::Caller;
 use super::docs::{Bodiless, Body, OfAutomations, OfVersion};
 use super::extract::{self, NoBody, Path, Query};
@@ -29,6 +30,7 @@ use crate::clock::rfc3339;
 use crate::counters::{self, Counters};
 use crate::id::{BotId, RuleId};
 use crate::notifications::Notifications;
+use crate::trail::Action as Act;
 
 /// Requires the scope `publish`.
 pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
@@ -379,8 +381,12 @@ async fn put(
             return Err(Problem::field(&field(), why));
         }
     }
-    let (version, is_new) = editor.put(&bot, &id, &rule, &expected).await?;
-    caller.did_to_rule("put rule", &bot, &id);
+    let work = async { Ok(editor.put(&bot, &id, &rule, &expected).await?) };
+    let told =
+        |(_, is_new): &(String, bool)| if *is_new { "created" } else { "changed" }.to_owned();
+    let details = if rule.enabled { "enabled" } else { "disabled" };
+    let action = on_rule("put rule", &bot, &id).details(details);
+    let (version, is_new) = api.act(&caller, action, work, told).await?;
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
     Ok(tagged(status, &version, rule))
 }
@@ -406,9 +412,16 @@ async fn delete(
     NoBody: NoBody,
 ) -> Result<StatusCode, Problem> {
     let editor = api.automations_of(&bot, &caller)?;
-    if !editor.delete(&bot, &rule, &expected(&headers)?).await? {
-        return Err(none(&bot, &rule));
-    }
-    caller.did_to_rule("delete rule", &bot, &rule);
+    let expected = expected(&headers)?;
+    let work = async {
+        let deleted = editor.delete(&bot, &rule, &expected).await?;
+        deleted.then_some(()).ok_or_else(|| none(&bot, &rule))
+    };
+    api.act(&caller, on_rule("delete rule", &bot, &rule), work, acting::done).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// An action on a rule.
+fn on_rule(name: &str, bot: &BotId, rule: &RuleId) -> Act {
+    Act::new(name).in_built_in(crate::automations::PIPELINE).of_bot(Some(bot)).target(rule).often()
 }

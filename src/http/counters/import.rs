@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::super::Api;
+use super::super::acting::number;
 use super::super::auth::Caller;
 use super::super::docs::{Body as BodyProblems, OfImports};
 use super::super::extract::{self, Path, Query};
@@ -20,6 +21,7 @@ use super::replace::days_schema;
 use super::{BotPath, IdempotencyKey};
 use crate::counters::import::ImportError;
 use crate::counters::view;
+use crate::trail::Action;
 
 /// Maximum line number. JSON numbers of this size are still exact.
 const LINE_MAX: u64 = 1_000_000_000_000;
@@ -116,10 +118,11 @@ pub(super) async fn import(
     if lines.is_empty() {
         return Err(Problem::new(Kind::InvalidRequest, "the body has no line; send at least one"));
     }
-    let progress = api.counters_of(&bot, &caller)?.import(&bot, key, &lines).await?;
-    if progress.imported > 0 {
-        caller.imported(&bot, progress.imported);
-    }
+    let counters = api.counters_of(&bot, &caller)?;
+    let work = async { Ok(counters.import(&bot, key, &lines).await?) };
+    let action = Action::new("import counters").in_built_in(crate::counters::PIPELINE);
+    let action = action.of_bot(Some(&bot)).target(key).often();
+    let progress = api.act(&caller, action, work, |done| number(&done.imported)).await?;
     let next = progress.last + 1;
     Ok(Json(ImportProgress { imported: progress.imported, skipped: progress.skipped, next }))
 }

@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::{Object, ObjectBuilder, Type};
 
 use super::super::Api;
+use super::super::acting;
 use super::super::auth::Caller;
 use super::super::docs::{Bodiless, Body, OfCounters};
 use super::super::extract::{self, NoBody, Path};
@@ -17,6 +18,7 @@ use super::super::problem::Problem;
 use super::AdPath;
 use super::daily::Day;
 use crate::counters::view::{DAYS_MAX, Replacement};
+use crate::trail::Action;
 
 /// The new figures of an ad.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -121,8 +123,11 @@ async fn replace(
     action: &'static str,
     with: &Replacement,
 ) -> Result<StatusCode, Problem> {
-    api.counters_of(bot, caller)?.replace(bot, ad, with).await?;
-    caller.did_to_ad(action, bot, ad);
+    let counters = api.counters_of(bot, caller)?;
+    let work = async { Ok(counters.replace(bot, ad, with).await?) };
+    let action = Action::new(action).in_built_in(crate::counters::PIPELINE).of_bot(Some(bot));
+    let action = action.target(ad).details(&format!("total {}", with.total)).often();
+    api.act(caller, action, work, acting::done).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

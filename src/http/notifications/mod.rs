@@ -15,6 +15,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Api;
+use super::acting;
 use super::auth::Caller;
 use super::docs::{Amending, Bodiless, Body, OfNotification};
 use super::extract::{self, NoBody, Path};
@@ -25,6 +26,7 @@ use crate::id::BotId;
 use crate::notifications::record::{Kept, NotificationId, State as Stage, When};
 use crate::notifications::scripts::{Amended, Amendment};
 use crate::notifications::{AcceptError, Notifications};
+use crate::trail::Action;
 
 /// Requires the scope `publish`.
 pub(super) fn publishing() -> OpenApiRouter<Arc<Api>> {
@@ -73,6 +75,28 @@ impl NotificationPath {
     async fn find(&self, api: &Api, caller: &Caller) -> Result<Kept, Problem> {
         let kept = api.notifications()?.find(self.notification).await?;
         kept.filter(|kept| caller.covers(&kept.bot)).ok_or_else(|| self.none())
+    }
+
+    /// Changes the notification. To cancel a cancelled one changes nothing.
+    async fn amend(
+        &self,
+        api: &Api,
+        caller: &Caller,
+        kept: &Kept,
+        (name, amendment): (&str, Amendment),
+    ) -> Result<(), Problem> {
+        let cancels = matches!(amendment, Amendment::Cancel);
+        let work = async {
+            match api.notifications()?.amend(kept, amendment).await? {
+                Amended::Done => Ok(true),
+                Amended::Not(Stage::Cancelled) if cancels => Ok(false),
+                Amended::Not(state) => Err(over(state)),
+                Amended::Gone => Err(self.none()),
+            }
+        };
+        let action = Action::new(name).in_built_in(crate::notifications::PIPELINE);
+        let action = action.of_bot(Some(&kept.bot)).target(self.notification).often();
+        api.act(caller, action, work, acting::changed).await.map(drop)
     }
 
     fn none(&self) -> Problem {
@@ -177,11 +201,8 @@ async fn cancel(
     NoBody: NoBody,
 ) -> Result<StatusCode, Problem> {
     let kept = path.find(&api, &caller).await?;
-    match api.notifications()?.amend(&kept, Amendment::Cancel).await? {
-        Amended::Done | Amended::Not(Stage::Cancelled) => Ok(StatusCode::NO_CONTENT),
-        Amended::Not(state) => Err(over(state)),
-        Amended::Gone => Err(path.none()),
-    }
+    path.amend(&api, &caller, &kept, ("cancel notification", Amendment::Cancel)).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// The new due time of a notification: exactly one of `delay` and `at`.
@@ -233,11 +254,8 @@ async fn change(
 ) -> Result<Json<Notification>, Problem> {
     let amendment = Amendment::Move(change.when(api.clock.now())?);
     let kept = path.find(&api, &caller).await?;
-    match api.notifications()?.amend(&kept, amendment).await? {
-        Amended::Done => path.find(&api, &caller).await.map(|kept| Json(kept.into())),
-        Amended::Not(state) => Err(over(state)),
-        Amended::Gone => Err(path.none()),
-    }
+    path.amend(&api, &caller, &kept, ("reschedule notification", amendment)).await?;
+    path.find(&api, &caller).await.map(|kept| Json(kept.into()))
 }
 
 /// The problem for a notification that cannot be changed any more.

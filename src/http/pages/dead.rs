@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::super::Api;
 use super::super::auth::Caller;
-use super::super::dead::LetterPath;
+use super::super::dead::{LetterPath, redrive_until};
 use super::super::extract::{Path, Query};
 use super::super::parameters::Parameters;
 use super::super::pipelines::PipelinePath;
@@ -359,8 +359,8 @@ pub(super) async fn redrive_all(
         return Ok(Redirect::to(&format!("{}/redrive{query}", path(&pipeline))));
     };
     let queue = api.queues.find(&pipeline).await?;
-    queue.redrive_all(bot.as_ref(), until.min(api.queues.time().await?)).await?;
-    caller.did("redrive all", &pipeline, bot.as_ref());
+    let until = until.min(api.queues.time().await?);
+    redrive_until(&api, &caller, &queue, bot.as_ref(), until).await?;
     Ok(Redirect::to(&path_of(&pipeline, &wish.bot)))
 }
 
@@ -394,8 +394,8 @@ pub(super) async fn redrive_notifications(
         return Ok(Redirect::to("/notifications/dead/redrive"));
     };
     let queue = api.notifications()?.queue().clone();
-    queue.redrive_all(None, until.min(api.queues.time().await?)).await?;
-    caller.did("redrive all", queue.name(), None);
+    let until = until.min(api.queues.time().await?);
+    redrive_until(&api, &caller, &queue, None, until).await?;
     Ok(Redirect::to("/notifications#dead"))
 }
 

@@ -3,6 +3,7 @@
 //! that no other site's page can send.
 
 mod attempts;
+mod audit;
 mod bot;
 mod counters;
 mod dead;
@@ -34,8 +35,10 @@ pub(crate) use self::live::Live;
 pub(super) use self::theme::dress;
 use super::Api;
 use super::auth::{Access, Guard};
+use super::parameters::Parameters;
 use super::problem::Problem;
 use crate::config::Scope;
+use crate::trail::{REASON_MAX, Reason};
 
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("live.js");
@@ -67,6 +70,7 @@ pub(super) fn routes(
         .route("/bots/{bot}", routing::get(bot::show))
         .route("/notifications", routing::get(notifications::show));
     let operating = Router::new()
+        .route("/audit", routing::get(audit::show))
         .route("/pipelines/{pipeline}/pause", routing::post(pipeline::pause))
         .route("/pipelines/{pipeline}/resume", routing::post(pipeline::resume))
         .route(
@@ -206,6 +210,7 @@ fn page_with(title: &str, body: &Markup, live: bool) -> Response {
                         a href="/bots" { "Bots" }
                         a href="/notifications" { "Notifications" }
                         a href="/counters" { "Counters" }
+                        a href="/audit" { "Audit" }
                         a href="/docs/" { "API" }
                     }
                     form.find method="get" action="/events" role="search" aria-label="Events" {
@@ -230,13 +235,28 @@ fn page_with(title: &str, body: &Markup, live: bool) -> Response {
     (headers, page.into_string()).into_response()
 }
 
+/// The reason in the form of a pause; an empty field is none.
+fn reason(mut fields: Parameters) -> Result<Option<Reason>, Problem> {
+    let text = fields.take("reason").unwrap_or_default();
+    fields.done(&["reason"])?;
+    let reason = (!text.trim().is_empty()).then(|| Reason::parse(&text)).transpose();
+    reason.map_err(|error| Problem::field("reason", error.to_string()))
+}
+
+/// The field of the reason in the form of a pause.
+fn reason_field() -> Markup {
+    html! {
+        input name="reason" maxlength=(REASON_MAX) size="24" placeholder="Reason" aria-label="Reason of the pause";
+    }
+}
+
 /// The path and query of a request, for the way back after the login.
 fn place(uri: &Uri) -> &str {
     uri.path_and_query().map_or("/", axum::http::uri::PathAndQuery::as_str)
 }
 
 /// The first parts of the paths of pages.
-const PAGES: [&str; 9] = [
+const PAGES: [&str; 10] = [
     "/notifications",
     "/bots",
     "/pipelines",
@@ -246,6 +266,7 @@ const PAGES: [&str; 9] = [
     "/runbook",
     "/login",
     "/",
+    "/audit",
 ];
 
 /// A path that a form or a query names, if it is a page of this server; otherwise the first page.

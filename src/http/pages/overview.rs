@@ -418,6 +418,7 @@ mod tests {
             rate: None,
             burst: None,
             throttled_since_ms: None,
+            pause: None,
         };
         let bots = vec![(PipelineName::parse("shop").unwrap(), look)];
         let left_out = vec![PipelineName::parse("crowd").unwrap()];

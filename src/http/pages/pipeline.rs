@@ -12,13 +12,14 @@ use super::super::Api;
 use super::super::auth::Caller;
 use super::super::bots::Sort;
 use super::super::extract::{Path, Query};
+use super::super::parameters::Parameters;
 use super::super::pipelines::{Pipeline, PipelinePath};
 use super::super::problem::{Kind, Problem};
 use super::glance::Charts;
 use super::lines::{Combine, Range, Unit, large, ranges, rounded};
 use super::overview::{may_stop, state};
 use super::times::aged;
-use super::{Refusal, bot, grouped, headline};
+use super::{Refusal, bot, grouped, headline, reason, reason_field, spoken};
 use crate::config::{PUSH, PipelineConfig};
 use crate::id::{BotId, PipelineName};
 use crate::queue::{BotCursor, BotPage};
@@ -86,8 +87,9 @@ pub(super) async fn pause(
     State(api): State<Arc<Api>>,
     caller: Caller,
     Path(of): Path<PipelinePath>,
+    fields: Parameters,
 ) -> Result<Redirect, Refusal> {
-    of.pause(&api, &caller).await?;
+    of.pause(&api, &caller, reason(fields)?.as_ref()).await?;
     Ok(Redirect::to(&path(&of.pipeline)))
 }
 
@@ -126,7 +128,13 @@ fn body(
     html! {
         (headline(&format!("Pipeline {name}"), caller.has_token()))
         div.title {
-            p { (state(look)) @if let Some(about) = about { "; " (about) } }
+            p {
+                @match view.pause.as_ref().filter(|_| may_stop(caller)) {
+                    Some(note) => span.off { (note.words(charts.now_ms, spoken)) },
+                    None => (state(look)),
+                }
+                @if let Some(about) = about { "; " (about) }
+            }
             @if may_stop(caller) { (switch(name, view.stopped)) }
         }
         @if caller.covers_all() { (numbers(charts, look, wish)) } @else {
@@ -234,7 +242,11 @@ fn switch(name: &PipelineName, stopped: bool) -> Markup {
         @if stopped {
             form method="post" action={ (path(name)) "/resume" } { button type="submit" { "Resume the pipeline" } }
         } @else {
-            form method="post" action={ (path(name)) "/pause" } { button type="submit" { "Pause the pipeline" } }
+            form method="post" action={ (path(name)) "/pause" } {
+                (reason_field())
+                " "
+                button type="submit" { "Pause the pipeline" }
+            }
         }
     }
 }

@@ -32,8 +32,8 @@ pub use self::lease::{
 pub use self::ledger::{Postings, Recount};
 pub use self::limits::{Budget, Budgeted, Permit, Permitted, Set};
 pub use self::operate::{
-    Beat, Head, Heads, Hold, Note, Pause, Purge, Reconcile, Reconciled, Recover, Redrive, Resume,
-    Revoke, Trim,
+    Act, Beat, Head, Heads, Hold, Note, Pause, Purge, Reconcile, Reconciled, Recover, Redrive,
+    Resume, Revoke, Trim,
 };
 pub use self::read::{LetterPortion, Letters, Part, Peek, Peeked, RawLetter, ReadLane, ReadSlice};
 pub use self::replay::{Refused, Replay, Replayed};
@@ -126,7 +126,7 @@ scripts! {
     emit "emit" ALONE, hold "hold" ALONE, heads "heads" ALONE, slice "slice" ALONE, beat "beat" ALONE,
     peek "peek" ALONE, letters "letters" ALONE,
     record "record" ALONE, replay "replay" REPLAYS,
-    permit "permit" QUEUES, set "set" QUEUES, budget "budget" QUEUES,
+    permit "permit" QUEUES, set "set" QUEUES, budget "budget" QUEUES, act "act" ALONE,
 }
 
 /// The shared code before the body of a script.

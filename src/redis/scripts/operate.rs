@@ -37,10 +37,18 @@ macro_rules! bot_call {
 
 bot_call! {
     /// `lua/pause.lua`. Returns whether that changed something.
-    Pause pause, 8, bool,
-    |self, cmd| { cmd.arg(self.bot.map_or("", BotId::as_str)); }, |n| { n == 1 },
+    Pause pause, 9, bool,
+    |self, cmd| {
+        cmd.arg(&self.keys.pauses).arg(self.bot.map_or("", BotId::as_str));
+        cmd.arg(self.note).arg(u8::from(self.replaces));
+    },
+    |n| { n == 1 },
     { /// `None`: the whole shard.
-      bot: Option<&'a BotId> }
+      bot: Option<&'a BotId>,
+      /// Who pauses it, and why, as JSON; or empty.
+      note: &'a str,
+      /// Whether the note replaces that of a pause.
+      replaces: bool }
 }
 
 bot_call! {
@@ -114,8 +122,8 @@ impl Call for Resume<'_> {
     const NAME: &'static str = "resume";
 
     fn command(&self) -> Cmd {
-        let mut cmd = evalsha(Index::resume, 8 + usize::from(self.bot.is_some()));
-        cmd.arg(&self.keys.base);
+        let mut cmd = evalsha(Index::resume, 9 + usize::from(self.bot.is_some()));
+        cmd.arg(&self.keys.base).arg(&self.keys.pauses);
         if let Some(bot) = self.bot {
             cmd.arg(self.keys.queue(bot));
         }
@@ -172,6 +180,32 @@ impl Call for Note<'_> {
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::note, 1);
         cmd.arg(self.key).arg(self.offset.to_string()).arg(self.entries);
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<(), ReplyError> {
+        Reply::yes(value).map(drop)
+    }
+}
+
+/// `lua/act.lua`.
+#[derive(Debug)]
+pub struct Act<'a> {
+    /// The key of the ring.
+    pub key: &'a str,
+    /// The action, as JSON.
+    pub action: &'a [u8],
+    /// Number of actions that the ring keeps.
+    pub kept: usize,
+}
+
+impl Call for Act<'_> {
+    type Reply = ();
+    const NAME: &'static str = "act";
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::act, 1);
+        cmd.arg(self.key).arg(self.action).arg(self.kept);
         cmd
     }
 

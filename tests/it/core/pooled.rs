@@ -269,9 +269,10 @@ async fn scripts_that_redis_forgot_are_loaded_again_on_every_connection() {
         let mut running = JoinSet::new();
         for keys in keys.iter().cycle().take(5 * keys.len()) {
             let (link, keys) = (Arc::clone(&link), keys.clone());
-            running.spawn(
-                async move { link.call(&Pause { keys: &keys, bot: Some(&bot("b")) }).await },
-            );
+            running.spawn(async move {
+                link.call(&Pause { keys: &keys, bot: Some(&bot("b")), note: "", replaces: false })
+                    .await
+            });
         }
         while let Some(paused) = running.join_next().await {
             paused.unwrap().unwrap();

@@ -1,6 +1,7 @@
 //! The HTTP interface: its contract, tokens and refusals, hostile requests, overload, and the web
 //! pages in a real browser.
 
+mod audit;
 mod auth;
 mod balancers;
 mod browser;

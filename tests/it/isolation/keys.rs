@@ -48,7 +48,7 @@ const KEPT: &[Row] = &[
         "bots that were served lately, each once",
         "until the next claim in the shard",
     ),
-    ("`fl:{p:s}:paused`", "bots that an operator paused", "until they are resumed"),
+    ("`fl:{p:s}:paused`, `…:paused-why`", "bots that an operator paused", "until they are resumed"),
     (
         "`fl:{p:s}:weight`",
         "10,000 bots per shard with a weight, rate or burst of their own",
@@ -71,6 +71,11 @@ const KEPT: &[Row] = &[
     ("`fairlane:events`", "`bus.retention`, and what is not copied yet", "for `bus.retention`"),
     ("`fairlane:invalid`", "about 10,000 entries", "until others take their place"),
     ("`fl:{p:s}:held`", "up to nine fields per bot", "while they have dead letters"),
+    (
+        "`fl:audit`, `fl:audit-often`",
+        "1,000 actions of operators each",
+        "until others take their place",
+    ),
 ];
 
 /// The patterns of a row.

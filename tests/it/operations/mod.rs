@@ -15,6 +15,7 @@ mod health;
 mod lifecycle;
 mod listing;
 mod log_lines;
+mod operators;
 mod presence;
 mod private_mongo;
 mod receiver_command;

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::super::super::automations::Shown;
 use super::super::overview::bytes as sized;
-use super::super::{attempts, grouped, headline, pipeline, spoken};
+use super::super::{attempts, grouped, headline, pipeline, reason_field, spoken};
 use super::{OfBot, View, path};
 use crate::automations::profile::Profile;
 use crate::automations::subscribers::Kept;
@@ -62,6 +62,8 @@ fn queue(view: &View, of: &OfBot) -> Markup {
                 span.off[look.state == BotState::Paused] {
                     @if look.state == BotState::Parked && look.throttled_since_ms.is_some() {
                         "parked: its rate holds it back"
+                    } @else if let Some(note) = &look.pause {
+                        (note.words(view.now_ms, spoken))
                     } @else {
                         (state(look.state))
                     }
@@ -217,7 +219,13 @@ fn actions(view: &View, of: &OfBot) -> Markup {
     };
     html! {
         div.actions {
-            @if look.state == BotState::Paused { (button("resume", "Resume")) } @else { (button("pause", "Pause")) }
+            @if look.state == BotState::Paused { (button("resume", "Resume")) } @else {
+                form method="post" action=(action("pause")) {
+                    (reason_field())
+                    " "
+                    button type="submit" aria-label={ "Pause in " (pipeline) } { "Pause" }
+                }
+            }
             @match look.state {
                 BotState::Leased => (button("release", "Break the lease")),
                 BotState::Parked => (button("release", "Try now")),

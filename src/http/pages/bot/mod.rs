@@ -18,10 +18,10 @@ use super::super::auth::Caller;
 use super::super::automations::{Shown, shown};
 use super::super::extract::{Path, Query};
 use super::super::parameters::Parameters;
-use super::super::problem::{Kind, Problem};
+use super::super::problem::Problem;
 use super::super::{Api, bots};
 use super::overview::ranking;
-use super::{Refusal, headline};
+use super::{Refusal, headline, reason};
 use crate::automations::subscribers::Kept;
 use crate::clock::millis;
 use crate::config::Scope;
@@ -29,9 +29,7 @@ use crate::event::Glimpse;
 use crate::history::Attempt;
 use crate::id::{BotId, PipelineName};
 use crate::pipeline::Protected;
-use crate::queue::{
-    BotChange, BotState, BotView, DeadOfBot, Holdings, LaneAside, LastFailure, SET_MAX,
-};
+use crate::queue::{BotChange, BotState, BotView, DeadOfBot, Holdings, LaneAside, LastFailure};
 use crate::rate::{BURST_MAX, BotRate, LimitError, Weight};
 
 /// Number of next events shown per queue.
@@ -223,8 +221,9 @@ pub(super) async fn pause(
     State(api): State<Arc<Api>>,
     caller: Caller,
     Path(of): Path<bots::BotPath>,
+    fields: Parameters,
 ) -> Result<Redirect, Refusal> {
-    of.pause(&api, &caller).await?;
+    of.pause(&api, &caller, reason(fields)?.as_ref()).await?;
     Ok(Redirect::to(&path(&of.bot)))
 }
 
@@ -264,13 +263,8 @@ pub(super) async fn set(
 ) -> Result<Redirect, Refusal> {
     caller.check_all_bots()?;
     let change = change(Parameters::from_request(request, &()).await?)?;
-    if !api.queues.find(&of.pipeline).await?.set(&of.bot, change).await? {
-        let detail = format!(
-            "the shard of this bot has settings for {SET_MAX} bots, the maximum; set those of another bot back first (weight 1, no rate, no burst)"
-        );
-        return Err(Problem::new(Kind::TooManyBots, detail).into());
-    }
-    caller.did("set", &of.pipeline, Some(&of.bot));
+    let queue = of.queue(&api, &caller).await?;
+    of.set(&api, &caller, &queue, change).await?;
     Ok(Redirect::to(&path(&of.bot)))
 }
 

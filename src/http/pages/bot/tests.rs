@@ -21,6 +21,7 @@ fn waiting() -> BotView {
         rate: None,
         burst: None,
         throttled_since_ms: None,
+        pause: None,
     }
 }
 

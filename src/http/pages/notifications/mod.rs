@@ -13,6 +13,7 @@ use maud::{Markup, html};
 use serde::Deserialize;
 
 use super::super::Api;
+use super::super::acting;
 use super::super::auth::Caller;
 use super::super::extract::{Path, Query};
 use super::super::notifications::stats::{By, Row, tallies};
@@ -26,6 +27,7 @@ use crate::notifications::record::Kept;
 use crate::outbound::breakers::Breaker;
 use crate::presence;
 use crate::queue::{LetterOfBot, Queue};
+use crate::trail::Action;
 
 /// Number of dead letters on the page.
 const LETTERS: usize = 20;
@@ -108,10 +110,12 @@ pub(super) async fn redrive(
         || Problem::new(Kind::NoDeadLetter, format!("there is no dead letter {id} any more"));
     let letter = queue.dead_letter(id).await?.filter(|letter| caller.covers(&letter.bot));
     let letter = letter.ok_or_else(gone)?;
-    if !queue.redrive(&letter.bot, id).await? {
-        return Err(gone().into());
-    }
-    caller.did("redrive", queue.name(), Some(&letter.bot));
+    let work = async {
+        let redriven = queue.redrive(&letter.bot, id).await?;
+        redriven.then_some(()).ok_or_else(gone)
+    };
+    let action = Action::new("redrive").in_pipeline(queue.name()).of_bot(Some(&letter.bot));
+    api.act(&caller, action.target(id), work, acting::done).await?;
     Ok(Redirect::to("/notifications#dead"))
 }
 

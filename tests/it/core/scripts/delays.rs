@@ -102,7 +102,7 @@ fn a_paused_shard_offers_no_score_until_it_is_resumed() {
     let mut shard = Shard::new();
     let keys = &shard.keys.clone();
     shard.push(NOW, "a", &["1"], LIMITS);
-    assert!(shard.call(NOW, &Pause { keys, bot: None }));
+    assert!(shard.call(NOW, &Pause { keys, bot: None, note: "", replaces: false }));
     let refused = shard.claim(NOW);
     assert_eq!((refused.leases.len(), refused.low, refused.ready), (0, None, 1));
     let resume = Resume { keys, bot: None, slice_us: SLICE_US };
@@ -146,7 +146,7 @@ fn neither_a_lost_lease_nor_a_pause_nor_a_purge_gains_a_turn() {
     let interruptions: [(&str, Interruption); 4] = [
         ("paused under a lease that ran out", |shard| {
             let (keys, a) = (&shard.keys.clone(), &bot("a"));
-            shard.call(NOW, &Pause { keys, bot: Some(a) });
+            shard.call(NOW, &Pause { keys, bot: Some(a), note: "", replaces: false });
             shard.call(NOW + at(TTL_MS), &super::Claim { max: 0, ..claim_all(keys) });
             shard.call(NOW, &Resume { keys, bot: Some(a), slice_us: SLICE_US });
         }),

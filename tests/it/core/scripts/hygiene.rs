@@ -14,10 +14,10 @@ use fairlane::quotas::{NO_QUOTAS, Quota};
 use fairlane::rate;
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{
-    Advance, Audit, Beat, Budget, Call, Claim, Complete, Completion, DropLetters, Dropping, Emit,
-    Enqueue, Enqueued, Exception, Fate, Heads, Hold, Kept, Letters, Mode, Note, Part, Pause, Peek,
-    Permit, Promote, Purge, Push, ReadSlice, Reconcile, Record, Recount, Recover, Redrive, Replay,
-    Replayed, Resume, Revoke, Set, Take, Trim, Verdict,
+    Act, Advance, Audit, Beat, Budget, Call, Claim, Complete, Completion, DropLetters, Dropping,
+    Emit, Enqueue, Enqueued, Exception, Fate, Heads, Hold, Kept, Letters, Mode, Note, Part, Pause,
+    Peek, Permit, Promote, Purge, Push, ReadSlice, Reconcile, Record, Recount, Recover, Redrive,
+    Replay, Replayed, Resume, Revoke, Set, Take, Trim, Verdict,
 };
 use fairlane::redis::{Link, Target};
 use redis::{Arg, Cmd, Commands, Value};
@@ -135,7 +135,10 @@ fn live(shard: &mut Shard, bots: &[BotId]) {
     for bot in bots {
         assert_eq!(shard.events(bot.as_str()), ["1", "3", "2"], "{bot}");
         assert!(shard.call(NOW, &Revoke { keys, bot, slice_us }), "{bot}");
-        assert!(shard.call(NOW, &Pause { keys, bot: Some(bot) }), "{bot}");
+        assert!(
+            shard.call(NOW, &Pause { keys, bot: Some(bot), note: "{}", replaces: true }),
+            "{bot}"
+        );
         let delayed = [b"late".to_vec()];
         let idempotency = Some((bot.as_str(), 60_000));
         let push = Push { keys, limits: LIMITS, bot, events: &delayed, due_ms, idempotency };
@@ -179,7 +182,7 @@ fn every_key_a_script_writes_carries_the_tag_of_the_shard() {
     shard.push(NOW, "{b}", &["1"], LIMITS);
     let claimed = shard.claim(NOW);
     shard.complete(NOW, 9, &[completion(&claimed, 0, 1, Mode::Fail { ms: 1, isolate: 1 })]);
-    shard.call(NOW, &Pause { keys: &shard.keys.clone(), bot: None });
+    shard.call(NOW, &Pause { keys: &shard.keys.clone(), bot: None, note: "", replaces: false });
     let keys: Vec<String> = shard.harness.plain().keys("*").unwrap();
     let names: BTreeSet<&str> = keys
         .iter()
@@ -202,11 +205,11 @@ fn an_idle_bot_leaves_nothing_behind() {
     let finishes: usize = shard.harness.plain().zcard(keys.finishes()).unwrap();
     assert_eq!(finishes, hostile().len(), "the clock stands still and is behind them all");
     let () = shard.harness.plain().hset(&keys.weight, "*", 2).unwrap();
-    assert!(shard.call(NOW, &Pause { keys, bot: Some(&bot("{}")) }));
+    assert!(shard.call(NOW, &Pause { keys, bot: Some(&bot("{}")), note: "{}", replaces: true }));
     shard.call(NOW, &Claim { alone: true, ..claim_all(keys) });
     let left: BTreeSet<String> = shard.harness.plain().keys("fl:*").unwrap();
     let expected: BTreeSet<String> =
-        [keys.meta(), &keys.offsets, &keys.dlq, &keys.weight, keys.paused()]
+        [keys.meta(), &keys.offsets, &keys.dlq, &keys.weight, keys.paused(), &keys.pauses]
             .into_iter()
             .map(str::to_owned)
             .chain(hostile().iter().map(|bot| keys.idempotency(bot.as_str())))
@@ -253,7 +256,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&claim_all(keys)),
         named(&Complete { keys, dead_max: 1, quotas: &NO_QUOTAS, ledger: false, items: &items }),
         named(&Promote { keys, slice_us, events: &ids }),
-        named(&Pause { keys, bot: Some(a) }),
+        named(&Pause { keys, bot: Some(a), note: "", replaces: false }),
         named(&Resume { keys, bot: Some(a), slice_us }),
         named(&Purge { keys, bot: a }),
         named(&Redrive { keys, id: at, bot: a, slice_us, renews: false }),
@@ -267,6 +270,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Trim { stream: "s", keep: at }),
         named(&Advance { keys, stream: "s", prev: Offset::default(), last: at }),
         named(&Note { key: "fl:{s}:read", offset: at, entries: 1 }),
+        named(&Act { key: "fl:audit", action: b"{}", kept: 1_000 }),
         named(&Beat { key: "fl:processes", id: "i", says: "s", ttl_ms: 1 }),
         named(&Heads { keys, bots: &[a.clone(), bot("b")] }),
         named(&Peek {
@@ -432,7 +436,8 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
 /// The scripts that a full Redis runs: they free memory, or write almost nothing. The header or the
 /// contract of each says why it cannot fill Redis. A full Redis refuses all other scripts as a
 /// whole.
-const RUN_WHEN_FULL: [&str; 23] = [
+const RUN_WHEN_FULL: [&str; 24] = [
+    "act",
     "advance",
     "amend",
     "audit",

@@ -89,7 +89,7 @@ async fn a_full_server_refuses_new_events_whole_and_still_empties() {
     let park = completion(&claimed, 0, 1, Mode::Park { ms: 0 });
     let park = Completion { before: 1, exceptions: vec![dead(0)], ..park };
     assert_eq!(complete(&link, park).await.unwrap(), Verdict::Ok);
-    assert!(link.call(&Pause { keys, bot: Some(a) }).await.unwrap());
+    assert!(link.call(&Pause { keys, bot: Some(a), note: "", replaces: false }).await.unwrap());
     let resume = Resume { keys, bot: Some(a), slice_us: SLICE_US };
     assert!(link.call(&resume).await.unwrap());
     let claimed = claim(&link).await;

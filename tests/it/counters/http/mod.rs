@@ -398,7 +398,8 @@ async fn changes_of_an_ad_are_logged_with_the_name_of_the_token() {
         let act: Value = serde_json::from_str(act).unwrap();
         let fields = json!({
             "message": "an operator acted", "token": "operator", "address": "127.0.0.1",
-            "action": action, "pipeline": "counters", "bot": "shop-1", "ad": "ad x",
+            "action": action, "pipeline": "counters", "bot": "shop-1", "target": "ad x",
+            "details": if action == "set counter" { "total 1" } else { "total 0" }, "result": "done",
         });
         assert_eq!(act["fields"], fields);
     }

@@ -91,7 +91,11 @@ impl Real {
             Action::Complete(calls) => self.complete(step, calls),
             Action::Pause(bot) => {
                 let bot = bot.map(|bot| self.bot(bot).clone());
-                self.script(step, &call::Pause { keys, bot: bot.as_ref() }, changed)
+                self.script(
+                    step,
+                    &call::Pause { keys, bot: bot.as_ref(), note: "", replaces: false },
+                    changed,
+                )
             }
             Action::Resume(bot) => {
                 let bot = bot.map(|bot| self.bot(bot).clone());

@@ -201,7 +201,7 @@ fn purge_deletes_the_lanes_too() {
 fn a_bot_with_lanes_alone_is_paused_resumed_and_released_as_one_with_events() {
     let mut shard = Shard::with_lane();
     let (keys, bot) = (&shard.keys.clone(), &bot("b"));
-    assert!(shard.call(NOW, &Pause { keys, bot: Some(bot) }));
+    assert!(shard.call(NOW, &Pause { keys, bot: Some(bot), note: "", replaces: false }));
     assert!(shard.claim(LATER).leases.is_empty());
     assert!(shard.call(LATER, &Resume { keys, bot: Some(bot), slice_us: SLICE_US }));
     let claimed = shard.claim(LATER);

@@ -170,7 +170,10 @@ impl Course {
             }
             17 => drop(self.shard.call(self.now, &Revoke { keys: &keys, bot: &id, slice_us })),
             18 if self.random.random_bool(0.5) => {
-                self.shard.call(self.now, &Pause { keys: &keys, bot: Some(&id) });
+                self.shard.call(
+                    self.now,
+                    &Pause { keys: &keys, bot: Some(&id), note: "", replaces: false },
+                );
             }
             19 => {
                 if let Some(letter) = self.shard.letters().first().copied() {

@@ -1,5 +1,7 @@
 //! The routes of one bot of a pipeline: its queue, its lease, its weight.
 
+mod list;
+
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -10,19 +12,22 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+pub(super) use self::list::Sort;
 use super::Api;
+use super::acting;
 use super::auth::Caller;
 use super::docs::{Bodiless, Body, Deleting, Marking, OfPipeline};
-use super::extract::{self, NoBody, Path, Query};
+use super::extract::{self, JsonOrNothing, NoBody, Path, Query};
 use super::page::Limit;
-use super::pipelines::PipelinePath;
+use super::pipelines::Pausing;
 use super::problem::{Kind, Problem};
 use crate::id::{BotId, PipelineName};
 use crate::queue::{
-    BotChange, BotCursor, BotOrder, BotView, DeadOfBot, EventCursor, EventPage, Holdings,
-    LaneAside, LastFailure, Mark, Queue, QueuedEvent, SET_MAX,
+    BotChange, BotView, DeadOfBot, EventCursor, EventPage, Holdings, LaneAside, LastFailure, Mark,
+    PauseNote, Queue, QueuedEvent, SET_MAX,
 };
 use crate::rate::{BURST_MAX, Change, LimitError, Weight};
+use crate::trail::{Action, Reason};
 
 /// Maximum number of bots per page, and of events per bot.
 const LIMIT_MAX: u32 = 1_000;
@@ -32,7 +37,7 @@ const MARKED_MAX: usize = 1_000;
 
 /// Requires the scope `read`.
 pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
-    OpenApiRouter::default().routes(routes!(list)).routes(routes!(show))
+    OpenApiRouter::default().routes(routes!(list::list)).routes(routes!(show))
 }
 
 /// Requires the scope `operate`.
@@ -56,7 +61,7 @@ pub(super) struct BotPath {
 
 impl BotPath {
     /// The queues of the pipeline, if the caller has access to the bot.
-    async fn queue(&self, api: &Api, caller: &Caller) -> Result<Queue, Problem> {
+    pub(super) async fn queue(&self, api: &Api, caller: &Caller) -> Result<Queue, Problem> {
         caller.check_bot(&self.bot)?;
         api.queues.find(&self.pipeline).await
     }
@@ -82,24 +87,55 @@ impl BotPath {
         Err(Problem::new(Kind::TooManyBots, detail))
     }
 
-    pub(super) async fn pause(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
+    fn action(&self, name: &str) -> Action {
+        Action::new(name).in_pipeline(&self.pipeline).of_bot(Some(&self.bot))
+    }
+
+    pub(super) async fn pause(
+        &self,
+        api: &Api,
+        caller: &Caller,
+        reason: Option<&Reason>,
+    ) -> Result<(), Problem> {
         let queue = self.queue(api, caller).await?;
         self.check_marks(&queue, caller, Mark::Paused).await?;
-        queue.pause(Some(&self.bot)).await?;
-        caller.did("pause", &self.pipeline, Some(&self.bot));
-        Ok(())
+        let note = PauseNote::new(caller.name(), reason);
+        let work = async { Ok(queue.pause_noting(Some(&self.bot), &note).await?) };
+        let action = self.action("pause").reason(reason);
+        api.act(caller, action, work, acting::changed).await.map(drop)
     }
 
     pub(super) async fn resume(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
-        self.queue(api, caller).await?.resume(Some(&self.bot)).await?;
-        caller.did("resume", &self.pipeline, Some(&self.bot));
-        Ok(())
+        let queue = self.queue(api, caller).await?;
+        let work = async { Ok(queue.resume(Some(&self.bot)).await?) };
+        api.act(caller, self.action("resume"), work, acting::changed).await.map(drop)
     }
 
     pub(super) async fn release(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
-        self.queue(api, caller).await?.revoke(&self.bot).await?;
-        caller.did("release", &self.pipeline, Some(&self.bot));
-        Ok(())
+        let queue = self.queue(api, caller).await?;
+        let work = async { Ok(queue.revoke(&self.bot).await?) };
+        api.act(caller, self.action("release"), work, acting::changed).await.map(drop)
+    }
+
+    /// Changes what is set for the bot.
+    pub(super) async fn set(
+        &self,
+        api: &Api,
+        caller: &Caller,
+        queue: &Queue,
+        change: BotChange,
+    ) -> Result<(), Problem> {
+        let work = async {
+            if queue.set(&self.bot, change).await? {
+                return Ok(());
+            }
+            let detail = format!(
+                "the shard of this bot has settings for {SET_MAX} bots, the maximum; set those of another bot back first (weight 1, rate null, burst null)"
+            );
+            Err(Problem::new(Kind::TooManyBots, detail))
+        };
+        let action = self.action("set").details(&change.to_string());
+        api.act(caller, action, work, acting::done).await
     }
 
     /// Returns the number of deleted events.
@@ -108,93 +144,9 @@ impl BotPath {
         if let Some(kept) = queue.protected() {
             return Err(Problem::protected(kept));
         }
-        let purged = queue.purge(&self.bot).await?;
-        caller.did("purge", &self.pipeline, Some(&self.bot));
-        Ok(purged)
+        let work = async { Ok(queue.purge(&self.bot).await?) };
+        api.act(caller, self.action("purge"), work, acting::number).await
     }
-}
-
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct ListQuery {
-    /// The order of the list.
-    #[serde(default)]
-    #[param(inline)]
-    sort: Sort,
-    /// Page size: 1 to 1,000; default 100.
-    #[param(minimum = 1, maximum = 1000, default = 100)]
-    limit: Option<u32>,
-    /// The `cursor` of the previous page.
-    cursor: Option<String>,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Sort {
-    /// Bots with the longest queue first.
-    #[default]
-    Depth,
-    /// Bots with the oldest next event first.
-    Age,
-}
-
-impl Sort {
-    pub(super) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Depth => "depth",
-            Self::Age => "age",
-        }
-    }
-
-    pub(super) const fn order(self) -> BotOrder {
-        match self {
-            Self::Depth => BotOrder::Depth,
-            Self::Age => BotOrder::Age,
-        }
-    }
-}
-
-/// A page of bots.
-#[derive(Debug, Serialize, ToSchema)]
-struct Bots {
-    /// Bots with queued events, parked bots and paused bots; only bots of the token.
-    bots: Vec<BotView>,
-    /// The cursor of the next page; absent on the last.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cursor: Option<String>,
-}
-
-/// List bots
-///
-/// A bot whose position changes meanwhile may be listed twice or not at all.
-#[utoipa::path(
-    get, path = "/v1/pipelines/{pipeline}/bots", tag = "bots", operation_id = "listBots",
-    params(PipelinePath, ListQuery),
-    responses((status = 200, description = "A page of bots", body = Bots), OfPipeline)
-)]
-async fn list(
-    State(api): State<Arc<Api>>,
-    caller: Caller,
-    uri: Uri,
-    Path(path): Path<PipelinePath>,
-    Query(query): Query<ListQuery>,
-) -> Result<Json<Bots>, Problem> {
-    let limit = Limit { default: 100, least: 1, most: LIMIT_MAX }.of(query.limit)?;
-    // A cursor is valid for one order only.
-    let cursors = &api.gate.cursors;
-    let after: Option<(Sort, BotCursor)> = cursors.read(uri.path(), query.cursor.as_deref())?;
-    if after.as_ref().is_some_and(|(sort, _)| *sort != query.sort) {
-        return Err(Problem::field("cursor", "it belongs to a list with another sort"));
-    }
-    let after = after.map(|(_, cursor)| cursor);
-    let queue = api.queues.find(&path.pipeline).await?;
-    let wanted = |bot: &BotId| caller.covers(bot);
-    let page = queue
-        .list_bots(query.sort.order(), after.as_ref(), limit, &wanted, api.clock.now())
-        .await?;
-    let cursor = page.next.map(|next| cursors.write(uri.path(), &(query.sort, next)));
-    Ok(Json(Bots { bots: page.bots, cursor }))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -230,11 +182,15 @@ struct Bot {
     /// The cursor of the next page of its next events; absent on the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     cursor: Option<String>,
+    /// That the bot was never seen, or left nothing, and names like that of bots of the token; absent for
+    /// other bots.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<String>,
 }
 
 /// Show a bot
 ///
-/// A bot without any events is idle. A page of its next events has up to `limit` events and 4 MiB. If
+/// A bot without any events is idle; `detail` says so of one that was never seen. A page of its next events has up to `limit` events and 4 MiB. If
 /// the queue moves meanwhile, an event may be listed twice or not at all. With `order_by`, lanes that failed
 /// are set aside. The first page has all of them, with up to `limit` of their events, spread over the lanes.
 #[utoipa::path(
@@ -266,7 +222,26 @@ async fn show(
     let dead_letters = queue.dead_of(&path.bot).await?;
     let holds = queue.holdings(&path.bot).await?;
     let quotas = queue.quotas().of(&path.bot).into();
-    Ok(Json(Bot { view, last_failure, holds, quotas, dead_letters, next, lanes_aside, cursor }))
+    let detail = if queue.is_unknown(&view, &dead_letters, &holds).await? {
+        let near = queue.bots_like(&path.bot, &|bot| caller.covers(bot)).await?;
+        Some(unknown(&path, &near))
+    } else {
+        None
+    };
+    let bot =
+        Bot { view, last_failure, holds, quotas, dead_letters, next, lanes_aside, cursor, detail };
+    Ok(Json(bot))
+}
+
+/// What is said of a bot that a pipeline does not know.
+fn unknown(BotPath { pipeline, bot }: &BotPath, near: &[BotId]) -> String {
+    let near: Vec<String> = near.iter().map(|bot| format!("{:?}", bot.as_str())).collect();
+    let hint = match near.as_slice() {
+        [] => String::new(),
+        near => format!("; bots with a name like that: {}", near.join(", ")),
+    };
+    let bot = bot.as_str();
+    format!("bot {bot:?} was never seen in pipeline {pipeline}, or left nothing there{hint}")
 }
 
 /// The settings of a bot. What is left out stays as it is.
@@ -339,31 +314,26 @@ async fn set(
             path.check_marks(&queue, &caller, Mark::Weight).await?;
         }
     }
-    if !queue.set(&path.bot, change).await? {
-        let detail = format!(
-            "the shard of this bot has settings for {SET_MAX} bots, the maximum; set those of another bot back first (weight 1, rate null, burst null)"
-        );
-        return Err(Problem::new(Kind::TooManyBots, detail));
-    }
-    caller.did("set", &path.pipeline, Some(&path.bot));
+    path.set(&api, &caller, &queue, change).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Pause a bot
 ///
-/// Stops handing out its events. A running slice ends normally; new events are still queued.
+/// Stops handing out its events. A running slice ends normally; new events are still queued. Readers of
+/// the bot see since when, who paused it, and the reason. A reason for a paused bot replaces its note.
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/bots/{bot}/pause", tag = "bots",
-    operation_id = "pauseBot", params(BotPath),
-    responses((status = 204, description = "The bot is paused"), OfPipeline, Bodiless, Marking)
+    operation_id = "pauseBot", params(BotPath), request_body = Option<Pausing>,
+    responses((status = 204, description = "The bot is paused"), OfPipeline, Body, Marking)
 )]
 async fn pause(
     State(api): State<Arc<Api>>,
     caller: Caller,
     Path(path): Path<BotPath>,
-    NoBody: NoBody,
+    JsonOrNothing(pausing): JsonOrNothing<Pausing>,
 ) -> Result<StatusCode, Problem> {
-    path.pause(&api, &caller).await?;
+    path.pause(&api, &caller, pausing.reason()?.as_ref()).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
