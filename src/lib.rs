@@ -48,6 +48,7 @@
 //! | [`app`] | builds and runs an instance |
 //! | `presence` | the registry of running processes: rates, workers |
 //! | `problems` | what is wrong: the findings of `status`, of the page and of the metrics |
+//! | `condition` | the state of a bot in one sentence |
 //! | `trend` | the state of the pipelines in the last 15 minutes, for charts |
 //! | `replay` | puts events of the bus at the end of the queues of one pipeline again |
 //! | `roles`, `startup` | what a process runs, and its start until it is ready |
@@ -124,6 +125,7 @@ pub mod bus;
 #[doc(hidden)]
 pub mod cli;
 pub mod clock;
+mod condition;
 pub mod config;
 #[doc(hidden)]
 pub mod counters;

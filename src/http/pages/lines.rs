@@ -49,6 +49,11 @@ impl Line {
         Self { points }
     }
 
+    /// These values, each with its age in ms, the oldest first.
+    pub(super) fn of(points: Vec<(u64, Option<f64>)>) -> Self {
+        Self { points }
+    }
+
     fn known(&self) -> impl Iterator<Item = f64> {
         self.points.iter().filter_map(|(_, value)| *value)
     }
