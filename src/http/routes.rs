@@ -98,6 +98,8 @@ pub(crate) const ROUTES: &[Row] = &[
     ("*", "/v1/pipelines/{pipeline}/dead/redrive", Class::P3, SMALL),
     ("*", "/notifications/dead/redrive", Class::P3, SMALL),
     ("*", "/pipelines/{pipeline}/dead/redrive", Class::P3, SMALL),
+    ("*", "/pipelines/{pipeline}/dead/drop", Class::P3, SMALL),
+    ("*", "/pipelines/{pipeline}/dead/chosen", Class::P1, SMALL),
     ("*", "/openapi.json", Class::P3, SMALL),
     ("*", "/docs", Class::P3, SMALL),
     ("*", "/docs/", Class::P3, SMALL),

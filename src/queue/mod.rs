@@ -33,6 +33,7 @@ mod order;
 mod recent;
 pub(crate) mod sample;
 pub(crate) mod schedule;
+mod sweep;
 mod throttled;
 pub(crate) mod wake;
 
@@ -53,6 +54,7 @@ pub use self::list::{BotCursor, BotOrder, BotPage, Mark};
 pub use self::next::{EventCursor, EventPage};
 pub use self::order::OrderBy;
 pub(crate) use self::recent::Recent;
+pub(crate) use self::sweep::{Bound, Deed, GROUPED, Reasons, Swept, Wish};
 pub use self::throttled::Throttled;
 use crate::event::Event;
 use crate::id::{BotId, PipelineName, Shard, ShardCount};

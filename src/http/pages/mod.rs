@@ -67,6 +67,11 @@ pub(super) fn routes(
             "/pipelines/{pipeline}/dead/redrive",
             routing::get(dead::ask_redrive_all).post(dead::redrive_all),
         )
+        .route(
+            "/pipelines/{pipeline}/dead/drop",
+            routing::get(dead::ask_drop_all).post(dead::drop_all),
+        )
+        .route("/pipelines/{pipeline}/dead/chosen", routing::post(dead::chosen))
         .route("/pipelines/{pipeline}/dead/{id}/redrive", routing::post(dead::redrive))
         .route("/pipelines/{pipeline}/dead/{id}/drop", routing::post(dead::drop_one))
         .route("/bots/{bot}/{pipeline}/pause", routing::post(bot::pause))

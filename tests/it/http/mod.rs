@@ -9,6 +9,7 @@ mod cors;
 mod events;
 mod find;
 mod hostile;
+mod letters;
 mod operators;
 mod overload;
 mod pages;
