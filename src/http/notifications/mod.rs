@@ -62,7 +62,7 @@ impl From<AcceptError> for Problem {
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
-struct NotificationPath {
+pub(super) struct NotificationPath {
     /// The notification: the value of `X-Event-Id`.
     #[param(value_type = String)]
     notification: NotificationId,
@@ -73,6 +73,31 @@ impl NotificationPath {
     async fn find(&self, api: &Api, caller: &Caller) -> Result<Kept, Problem> {
         let kept = api.notifications()?.find(self.notification).await?;
         kept.filter(|kept| caller.covers(&kept.bot)).ok_or_else(|| self.none())
+    }
+
+    /// Cancels it. Returns its bot.
+    pub(super) async fn cancel(&self, api: &Api, caller: &Caller) -> Result<BotId, Problem> {
+        let kept = self.find(api, caller).await?;
+        match api.notifications()?.amend(&kept, Amendment::Cancel).await? {
+            Amended::Done | Amended::Not(Stage::Cancelled) => Ok(kept.bot),
+            Amended::Not(state) => Err(over(state)),
+            Amended::Gone => Err(self.none()),
+        }
+    }
+
+    /// Moves its due time. Returns its bot.
+    pub(super) async fn reschedule(
+        &self,
+        api: &Api,
+        caller: &Caller,
+        when: When,
+    ) -> Result<BotId, Problem> {
+        let kept = self.find(api, caller).await?;
+        match api.notifications()?.amend(&kept, Amendment::Move(when)).await? {
+            Amended::Done => Ok(kept.bot),
+            Amended::Not(state) => Err(over(state)),
+            Amended::Gone => Err(self.none()),
+        }
     }
 
     fn none(&self) -> Problem {
@@ -176,12 +201,8 @@ async fn cancel(
     Path(path): Path<NotificationPath>,
     NoBody: NoBody,
 ) -> Result<StatusCode, Problem> {
-    let kept = path.find(&api, &caller).await?;
-    match api.notifications()?.amend(&kept, Amendment::Cancel).await? {
-        Amended::Done | Amended::Not(Stage::Cancelled) => Ok(StatusCode::NO_CONTENT),
-        Amended::Not(state) => Err(over(state)),
-        Amended::Gone => Err(path.none()),
-    }
+    path.cancel(&api, &caller).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// The new due time of a notification: exactly one of `delay` and `at`.
@@ -219,7 +240,7 @@ fn either(delay: Option<Duration>, at: Option<Duration>) -> Result<Option<When>,
 
 /// Reschedule a notification
 ///
-/// Moves its expiry by the same time. Fails while it is in flight, and after its end.
+/// Moves its expiry by the same time. `{"delay":0}` sends it now, in the order of its bot. Fails while it is in flight, and after its end.
 #[utoipa::path(
     patch, path = "/v1/notifications/{notification}", tag = "notifications",
     operation_id = "changeNotification", params(NotificationPath), request_body(content = Change),
@@ -231,13 +252,9 @@ async fn change(
     Path(path): Path<NotificationPath>,
     extract::Json(change): extract::Json<Change>,
 ) -> Result<Json<Notification>, Problem> {
-    let amendment = Amendment::Move(change.when(api.clock.now())?);
-    let kept = path.find(&api, &caller).await?;
-    match api.notifications()?.amend(&kept, amendment).await? {
-        Amended::Done => path.find(&api, &caller).await.map(|kept| Json(kept.into())),
-        Amended::Not(state) => Err(over(state)),
-        Amended::Gone => Err(path.none()),
-    }
+    let when = change.when(api.clock.now())?;
+    path.reschedule(&api, &caller, when).await?;
+    path.find(&api, &caller).await.map(|kept| Json(kept.into()))
 }
 
 /// The problem for a notification that cannot be changed any more.

@@ -14,7 +14,9 @@ mod notifications;
 mod overview;
 mod pipeline;
 mod problems;
+mod rule;
 mod runbook;
+mod scheduled;
 mod streams;
 
 use std::sync::Arc;
@@ -32,7 +34,7 @@ use super::auth::{Access, Guard};
 use super::problem::Problem;
 use crate::config::Scope;
 
-const STYLE: &str = include_str!("style.css");
+const STYLE: &str = concat!(include_str!("style.css"), include_str!("bot/bot.css"));
 const SCRIPT: &str = include_str!("live.js");
 const ICON: &str = include_str!("icon.svg");
 /// The pages load only resources of this server, and contain no inline script or style.
@@ -59,6 +61,8 @@ pub(super) fn routes(
         .route("/events", routing::get(event::show))
         .route("/bots", routing::get(bot::ask))
         .route("/bots/{bot}", routing::get(bot::show))
+        .route("/bots/{bot}/rules", routing::get(rule::list))
+        .route("/bots/{bot}/scheduled", routing::get(scheduled::list))
         .route("/notifications", routing::get(notifications::show));
     let operating = Router::new()
         .route("/pipelines/{pipeline}/pause", routing::post(pipeline::pause))
@@ -79,6 +83,9 @@ pub(super) fn routes(
         .route("/bots/{bot}/{pipeline}/release", routing::post(bot::release))
         .route("/bots/{bot}/{pipeline}/purge", routing::post(bot::purge))
         .route("/bots/{bot}/{pipeline}/set", routing::post(bot::set))
+        .route("/bots/{bot}/rule", routing::get(rule::edit).post(rule::act))
+        .route("/notifications/{notification}/cancel", routing::post(scheduled::cancel))
+        .route("/notifications/{notification}/send", routing::post(scheduled::send))
         .route("/notifications/dead/{id}/redrive", routing::post(notifications::redrive))
         .route(
             "/notifications/dead/redrive",

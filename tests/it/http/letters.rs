@@ -6,7 +6,7 @@ use std::time::Duration;
 use fairlane::handler::{Failure, Outcomes};
 use serde_json::json;
 
-use crate::support::browser::{NONE, Page, button, css, field, link};
+use crate::support::browser::{NONE, Page, button, css, link};
 use crate::support::config::config;
 use crate::support::http::Client;
 use crate::support::instance::Instance;
@@ -63,7 +63,7 @@ async fn letters_are_grouped_selected_and_dropped_without_scripts_and_the_filter
     page.goto("/pipelines/test/dead?bot=one").await;
     let rows = ".letters tbody tr";
     assert_eq!(page.count(rows).await, 7);
-    assert_eq!(page.text(css("#reasons tbody tr:first-of-type td")).await, "5");
+    assert_eq!(page.text(css("#reasons tbody tr:first-of-type td.number")).await, "5");
     page.follow(link(&format!("it is {HOSTILE}"))).await;
     assert_eq!(page.count(rows).await, 2);
     assert!(
@@ -151,8 +151,12 @@ async fn selected_letters_are_redriven_and_those_of_other_bots_are_not() {
         let answer = shop.send("POST", path, &form, body.as_bytes()).await;
         assert!(matches!(answer.code, 400 | 403), "{path} {body}: {answer:?}");
     }
-    let foreign = [form[0], ("origin", "http://evil.example")];
-    let answer = root.send("POST", "/pipelines/test/dead/drop", &foreign, b"until=9").await;
+    // A page of another site cannot use the session of a browser.
+    let anonymous = instance.client();
+    let login = anonymous.send("POST", "/login", &form, b"token=root-0123456789abcdef").await;
+    let cookie = login.header("set-cookie").unwrap().split(';').next().unwrap().to_owned();
+    let foreign = [form[0], ("cookie", &*cookie), ("origin", "http://evil.example")];
+    let answer = anonymous.send("POST", "/pipelines/test/dead/drop", &foreign, b"until=9").await;
     assert_eq!(answer.code, 403, "{answer:?}");
     assert_eq!(dead(&root).await, 1);
     instance.stop().await;

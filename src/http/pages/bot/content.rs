@@ -116,6 +116,16 @@ fn queue(view: &View, of: &OfBot) -> Markup {
                 p { "Every call fails since " (ago(*since_ms)) " ago. Failed " (ago(*time_ms)) " ago: " (reason) }
             }
             (dead(view, of))
+            @if of.holds.pending > 0 {
+                p {
+                    a href=(super::super::scheduled::path(&view.bot)) {
+                        (grouped(of.holds.pending)) @if of.holds.pending == 1 { " scheduled notification" } @else { " scheduled notifications" }
+                    }
+                    ": when they are due, cancel, send now."
+                }
+            } @else if of.holds.delayed_events > 0 {
+                p { (grouped(of.holds.delayed_events)) @if of.holds.delayed_events == 1 { " delayed event" } @else { " delayed events" } ". They are queued when they are due." }
+            }
             @if !of.lanes.is_empty() { (lanes(view, &of.lanes)) }
             @if !of.next.is_empty() {
                 div.wide tabindex="0" role="region" aria-label="Next events" {
