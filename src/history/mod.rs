@@ -18,7 +18,7 @@ use std::time::Duration;
 pub use self::attempt::{Attempt, AttemptResult};
 pub(crate) use self::attempt::{kept_id, kept_text};
 pub(crate) use self::ids::Ids;
-pub(crate) use self::packed::{bot_of, read_failures, read_portion};
+pub(crate) use self::packed::{bot_of, read_failures, read_portion, settled_in};
 pub(crate) use self::recorder::{Places, Recorder};
 use crate::id::ShardCount;
 use crate::redis::scripts::Kept;

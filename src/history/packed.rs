@@ -53,6 +53,12 @@ pub(crate) fn read_portion(portion: &[u8], bot: &BotId) -> Vec<Attempt> {
     of_bot.map(|one| attempt(one.attempt)).collect()
 }
 
+/// The number of events that left the queues by the attempts in a portion, with their bots.
+pub(crate) fn settled_in(portion: &[u8]) -> impl Iterator<Item = (String, u32)> {
+    let all: Vec<OfBot> = rmp_serde::from_slice(portion).unwrap_or_default();
+    all.into_iter().map(|one| (one.bot, one.attempt.0.settled))
+}
+
 /// The bot of an attempt at the event with this id in a portion.
 pub(crate) fn bot_of(portion: &[u8], id: &str) -> Option<String> {
     let all: Vec<OfBot> = rmp_serde::from_slice(portion).unwrap_or_default();
@@ -87,6 +93,8 @@ mod tests {
         let packed = portion(&all);
         assert_eq!(read_portion(&packed, &bot("a")), [done(1), done(3)]);
         assert_eq!(read_portion(&packed, &bot("c")), []);
+        let settled: Vec<_> = settled_in(&packed).collect();
+        assert_eq!(settled, [("a", 1), ("b", 1), ("a", 1)].map(|(bot, n)| (bot.to_owned(), n)));
         assert_eq!(read_portion(b"\xc1 damaged", &bot("a")), []);
     }
 

@@ -90,6 +90,19 @@ impl Queue {
         wanted: &(dyn Fn(&BotId) -> bool + Sync),
         now: Duration,
     ) -> Result<BotPage, RedisError> {
+        let (bots, next) = self.rank_bots(order, after, limit, wanted, now).await?;
+        Ok(BotPage { bots: bots.into_iter().map(|(_, view)| view).collect(), next })
+    }
+
+    /// The same, each with its place: so that lists of several pipelines can be merged.
+    pub(crate) async fn rank_bots(
+        &self,
+        order: BotOrder,
+        after: Option<&BotCursor>,
+        limit: usize,
+        wanted: &(dyn Fn(&BotId) -> bool + Sync),
+        now: Duration,
+    ) -> Result<(Vec<(BotCursor, BotView)>, Option<BotCursor>), RedisError> {
         let shards: Vec<Vec<BotCursor>> = stream::iter(self.shard_count().shards())
             .map(|shard| self.ranked(shard, order, after, limit, wanted))
             .buffer_unordered(CONCURRENT)
@@ -100,9 +113,10 @@ impl Queue {
         let more = found.len() > limit;
         found.truncate(limit);
         let next = found.last().filter(|_| more).cloned();
-        let mut views = self.view_many(&found, now).await?;
-        let bots = found.iter().filter_map(|cursor| views.remove(&cursor.bot)).collect();
-        Ok(BotPage { bots, next })
+        let bots: Vec<BotId> = found.iter().map(|cursor| cursor.bot.clone()).collect();
+        let mut views = self.view_many(&bots, now).await?;
+        let seen = |cursor: BotCursor| Some((cursor.clone(), views.remove(&cursor.bot)?));
+        Ok((found.into_iter().filter_map(seen).collect(), next))
     }
 
     /// Number of bots with this mark that are `wanted`.
@@ -215,13 +229,14 @@ impl Queue {
         Ok(())
     }
 
-    async fn view_many(
+    /// These bots.
+    pub(crate) async fn view_many(
         &self,
-        found: &[BotCursor],
+        bots: &[BotId],
         now: Duration,
     ) -> Result<HashMap<BotId, BotView>, RedisError> {
         let mut shards: HashMap<Shard, Vec<BotId>> = HashMap::new();
-        for BotCursor { bot, .. } in found {
+        for bot in bots {
             shards.entry(self.shard_of(bot)).or_default().push(bot.clone());
         }
         let views: Vec<Vec<BotView>> = stream::iter(shards)

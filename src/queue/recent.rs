@@ -1,10 +1,12 @@
 //! What a bot received and completed lately, for charts. Nothing is counted for it: arrivals are the
 //! sequences of its events, which are times, and completions are the attempts that are kept.
 
-use redis::Value;
+use std::collections::HashMap;
+
+use redis::{Pipeline, Value};
 
 use super::Queue;
-use crate::history::{Attempt, read_failures, read_portion};
+use crate::history::{Attempt, read_failures, read_portion, settled_in};
 use crate::id::BotId;
 use crate::redis::scripts::{Part, Peek};
 use crate::redis::{RedisError, Reply};
@@ -12,6 +14,8 @@ use crate::redis::{RedisError, Reply};
 /// Number of entries of the stream per read, and maximum number of reads.
 const PAGE: usize = 64;
 const PAGES: usize = 16;
+/// Maximum number of entries of each shard that are read for the busiest bots.
+const BUSY_ENTRIES: usize = 32;
 /// Number of first bytes of a record: enough for its sequence.
 const SEQUENCE_BYTES: usize = 11;
 
@@ -81,6 +85,41 @@ impl Queue {
         let mut entry = self.read("XRANGE", Reply::new(entry))?;
         let id = self.read("XRANGE", entry.text())?;
         Ok(id.split('-').next().and_then(|ms| ms.parse().ok()))
+    }
+
+    /// The number of events of each wanted bot that left the queues since `from_ms`, the most first.
+    /// At most the newest entries of each shard are read, so under full load the counts are of a part of
+    /// that time only, the same part for all bots of a shard.
+    pub(crate) async fn busy_since(
+        &self,
+        from_ms: u64,
+        wanted: &(dyn Fn(&BotId) -> bool + Sync),
+    ) -> Result<Vec<(BotId, u64)>, RedisError> {
+        let mut pipe = Pipeline::with_capacity(self.shards().len());
+        for keys in self.shards().iter() {
+            let [stream, ..] = &keys.history;
+            pipe.cmd("XREVRANGE").arg(stream).arg("+").arg(from_ms);
+            pipe.arg("COUNT").arg(BUSY_ENTRIES);
+        }
+        let mut counts: HashMap<String, u64> = HashMap::new();
+        for page in self.link().run_checked("XREVRANGE", &pipe).await? {
+            let mut page = self.read("XREVRANGE", Reply::new(page))?;
+            while let Some(entry) = page.next() {
+                let mut entry = self.read("XREVRANGE", Reply::new(entry))?;
+                let _id = entry.next();
+                let fields = entry.next().unwrap_or(Value::Nil);
+                let mut fields = self.read("XREVRANGE", Reply::new(fields))?;
+                let _name = fields.next();
+                let portion = self.read("XREVRANGE", fields.bytes())?.unwrap_or_default();
+                for (bot, settled) in settled_in(&portion) {
+                    *counts.entry(bot).or_default() += u64::from(settled);
+                }
+            }
+        }
+        let bots = counts.into_iter().filter_map(|(bot, n)| Some((BotId::parse(&bot).ok()?, n)));
+        let mut bots: Vec<_> = bots.filter(|(bot, n)| *n > 0 && wanted(bot)).collect();
+        bots.sort_by(|a, b| (b.1, &a.0).cmp(&(a.1, &b.0)));
+        Ok(bots)
     }
 
     /// How many of the `length` events of a bot's queue arrived until each of these times, ms since

@@ -3,6 +3,7 @@
 
 mod chart;
 mod content;
+mod listing;
 pub(super) mod rules;
 mod settings;
 
@@ -11,13 +12,13 @@ use std::sync::Arc;
 use axum::extract::{FromRequest as _, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Redirect, Response};
-use maud::html;
 use reqwest::Url;
 use serde::Deserialize;
 
 use self::chart::{Flow, start_ms, starts};
+use self::content::body;
 pub(super) use self::content::state;
-use self::content::{body, which};
+pub(super) use self::listing::ask;
 use self::settings::Form;
 use super::super::auth::Caller;
 use super::super::automations::{Shown, shown};
@@ -25,8 +26,7 @@ use super::super::extract::{Path, Query};
 use super::super::parameters::Parameters;
 use super::super::problem::{Kind, Problem};
 use super::super::{Api, bots};
-use super::overview::ranking;
-use super::{Refusal, headline, spoken};
+use super::{Refusal, spoken};
 use crate::automations::subscribers::Kept;
 use crate::clock::millis;
 use crate::condition::{Condition, Handled, Terms, Tone};
@@ -46,14 +46,6 @@ const ATTEMPTS: usize = 10;
 /// Maximum number and bytes of events shown of the lanes that are set aside.
 const ASIDE: usize = 64;
 const ASIDE_BYTES: usize = 64 << 10;
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Asked {
-    /// The bot. A form may send an empty text.
-    #[serde(default)]
-    bot: String,
-}
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -104,36 +96,6 @@ struct OfBot {
     /// Its lanes that are set aside.
     lanes: Vec<LaneAside>,
     kept: Option<Protected>,
-}
-
-/// Asks for a bot, and lists the bots with the longest queues.
-pub(super) async fn ask(
-    State(api): State<Arc<Api>>,
-    caller: Caller,
-    headers: HeaderMap,
-    asked: Result<Query<Asked>, Problem>,
-) -> Result<Response, Refusal> {
-    let Query(Asked { bot }) = asked?;
-    if !bot.is_empty() {
-        let bot = BotId::parse(&bot).map_err(|error| Problem::field("bot", error.to_string()))?;
-        return Ok(Redirect::to(&path(&bot)).into_response());
-    }
-    let looked_at = (Arc::clone(&api), caller.clone());
-    let content = async |seen: Arc<(Arc<Api>, Caller)>| {
-        let (api, caller) = &*seen;
-        let overview = api.overview().await?;
-        let busiest = api.busiest(caller, &overview).await?;
-        Ok(html! {
-            (headline("Bots", caller.has_token()))
-            p { "Queues, rules and subscribers of a bot." }
-            (which(None))
-            section {
-                h2 { "Bots with the longest queues" }
-                (ranking(&busiest))
-            }
-        })
-    };
-    api.live.show((&caller, &headers), "Bots", looked_at, content).await
 }
 
 /// The path of the page of a bot.

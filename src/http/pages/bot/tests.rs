@@ -7,9 +7,9 @@ use super::*;
 use crate::id::{RuleId, Sequence};
 use crate::queue::{BotState, LetterOfBot};
 
-fn waiting() -> BotView {
+pub(super) fn waiting(bot: &str) -> BotView {
     BotView {
-        bot: BotId::parse("b").unwrap(),
+        bot: BotId::parse(bot).unwrap(),
         state: BotState::Ready,
         depth: 1_234,
         set_aside: 0,
@@ -32,7 +32,7 @@ fn view(rules: Result<Vec<Shown>, String>) -> View {
         rules,
         queues: vec![OfBot {
             pipeline: PipelineName::parse("automations").unwrap(),
-            look: waiting(),
+            look: waiting("b"),
             words: "Waiting for <em>".to_owned(),
             tone: Tone::Waits,
             flow: Flow::new(&crate::queue::Recent::default(), &[], 0, 0),
