@@ -6,6 +6,7 @@ mod balancers;
 mod browser;
 mod contract;
 mod cors;
+mod customer;
 mod events;
 mod find;
 mod hostile;
