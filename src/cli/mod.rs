@@ -11,6 +11,7 @@ mod demo;
 mod error;
 mod events;
 mod generate;
+mod notifications;
 mod output;
 mod pipelines;
 mod publish;
@@ -87,6 +88,8 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Inspect, redrive and drop dead letters.
     Dead(dead::DeadArgs),
+    /// List, cancel and send notifications of a bot.
+    Notifications(notifications::NotificationsArgs),
     /// Import counters from another system.
     Counters(counters::CountersArgs),
     /// Check the configuration, Redis, MongoDB, the bus, push targets and this machine.
@@ -136,6 +139,7 @@ impl Cli {
             Command::Events(args) => events::events(load()?, args).await,
             Command::Replay(args) => replay::replay(load()?, args).await,
             Command::Dead(args) => dead::dead(load()?, args).await,
+            Command::Notifications(args) => notifications::notifications(load()?, args).await,
             Command::Counters(args) => counters::counters(load()?, args).await,
             Command::Check(args) => Box::pin(check::check(load(), &args)).await,
             Command::Config(args) => config::config(&args),

@@ -80,7 +80,7 @@ async fn the_page_says_in_words_what_the_bot_does_and_counts_its_events() {
     assert!(page.contains("/bots/bad") && page.contains("no answer of &lt;b&gt;"), "{page}");
     assert!(!page.contains("/bots/shop"), "{page}");
     let page = text(&client, "/bots?sort=rate").await;
-    assert!(page.contains("/bots/shop") && page.contains(">32<"), "{page}");
+    assert!(page.contains("/bots/shop") && page.contains(">30<"), "{page}");
 
     // A third of its lease later, the process that handles a long slice is named.
     publish(&client, "slow", "slow", 0..1).await;

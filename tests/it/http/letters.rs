@@ -76,13 +76,13 @@ async fn letters_are_grouped_selected_and_dropped_without_scripts_and_the_filter
     page.follow(button("Drop selected…")).await;
     page.sees("Nothing was selected.").await;
     assert_eq!(page.path().await, format!("{filtered}&done=nothing&n=0"));
-    page.click(css(".letters tbody tr:first-of-type input")).await;
+    page.click(css(".letters tbody tr:first-of-type input[type=checkbox]")).await;
     page.follow(button("Drop selected…")).await;
     page.sees("Drop 1 dead letter that you selected in pipeline test?").await;
     assert_eq!(page.barriers().await, NONE);
     page.follow(link("Cancel")).await;
     assert_eq!((page.path().await, page.count(rows).await), (filtered.clone(), 2));
-    page.click(css(".letters tbody tr:first-of-type input")).await;
+    page.click(css(".letters tbody tr:first-of-type input[type=checkbox]")).await;
     page.follow(button("Drop selected…")).await;
     page.follow(button("Drop them")).await;
     assert_eq!(page.path().await, format!("{filtered}&done=drop&n=1"));

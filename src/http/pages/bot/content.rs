@@ -48,6 +48,12 @@ pub(super) fn body(view: &View, has_token: bool) -> Markup {
             }
             (rules_of(view, &view.rules))
         }
+        @if view.counts {
+            section {
+                h2 { "Counters" }
+                p { a href=(super::super::counters::path_of(&view.bot)) { "Top ads of " (view.bot) " today" } }
+            }
+        }
         @if view.rules.is_ok() {
             section #subscriber {
                 h2 { "Subscriber" }

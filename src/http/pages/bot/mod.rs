@@ -31,6 +31,7 @@ use crate::automations::subscribers::Kept;
 use crate::clock::millis;
 use crate::condition::{Condition, Handled, Terms, Tone};
 use crate::config::Scope;
+use crate::counters::{self, Counters};
 use crate::event::Glimpse;
 use crate::history::Attempt;
 use crate::id::{BotId, PipelineName};
@@ -73,6 +74,8 @@ struct View {
     may_operate: bool,
     /// Whether the token sets weights and rates: it is for all bots.
     may_set: bool,
+    /// Whether views are counted here.
+    counts: bool,
     /// The requested subscriber, and its profile.
     subscriber: Option<(String, Option<Kept>)>,
 }
@@ -161,6 +164,7 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
         now_ms: millis(now),
         may_operate: caller.check_scope(Scope::Operate).is_ok(),
         may_set: caller.check_scope(Scope::Operate).is_ok() && caller.check_all_bots().is_ok(),
+        counts: api.services.of::<Counters>(counters::PIPELINE).is_ok(),
         subscriber: known,
     })
 }

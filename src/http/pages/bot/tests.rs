@@ -60,6 +60,7 @@ fn view(rules: Result<Vec<Shown>, String>) -> View {
         now_ms: 0,
         may_operate: true,
         may_set: true,
+        counts: true,
         subscriber: Some(("<i>".to_owned(), Some(kept))),
     }
 }
@@ -85,6 +86,7 @@ fn text_of_tenants_is_escaped_and_figures_are_shown() {
         "&lt;em&gt;never",
         "emit delay=600 type=&lt;a&gt;",
         "Waiting for &lt;em&gt;.",
+        "/counters?bot=%3Cb%3E%26%22",
         "/bots/%3Cb%3E%26%22/rule?id=10-x",
         ">off<",
         "Log out",
