@@ -281,8 +281,8 @@ mod tests {
         }
     }
 
-    fn failed(reason: &str) -> Option<LastFailure> {
-        Some(LastFailure { reason: reason.to_owned(), time_ms: 0, since_ms: 0 })
+    fn failed(reason: &str) -> LastFailure {
+        LastFailure { reason: reason.to_owned(), time_ms: 0, since_ms: 0 }
     }
 
     #[test]
@@ -290,7 +290,7 @@ mod tests {
         let retried = || {
             Case::new(BotState::Parked).with(|case| {
                 case.look.attempts = 8;
-                case.failure = failed("the receiver answered 500: oops");
+                case.failure = Some(failed("the receiver answered 500: oops"));
                 case.attempts = vec![attempt(AttemptResult::Failed, Some(500))];
             })
         };
@@ -309,7 +309,7 @@ mod tests {
             "Waiting for its turn, attempt 9 of 10: the receiver answered 500: oops"
         );
         let away =
-            Case::new(BotState::Parked).with(|case| case.failure = failed("MongoDB is down"));
+            Case::new(BotState::Parked).with(|case| case.failure = Some(failed("MongoDB is down")));
         assert_eq!(away.says(), "Retrying in 3m: MongoDB is down");
         let unknown = Case::new(BotState::Parked).with(|case| {
             case.look.attempts = 2;
@@ -389,7 +389,8 @@ mod tests {
 
     #[test]
     fn a_long_reason_is_cut() {
-        let case = Case::new(BotState::Parked).with(|case| case.failure = failed(&"é".repeat(999)));
+        let case =
+            Case::new(BotState::Parked).with(|case| case.failure = Some(failed(&"é".repeat(999))));
         let text = case.says();
         assert!(text.ends_with("é…") && text.chars().count() < 230, "{text}");
     }

@@ -206,15 +206,13 @@ async fn ranked(
             merged.extend(bots.into_iter().map(|(at, look)| (at, pipeline.clone(), look)));
         }
         merged.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
-        let mut taken = 0;
-        for (at, pipeline, look) in merged {
+        for (taken, (at, pipeline, look)) in merged.into_iter().enumerate() {
             // Bots at the same place are on the same page: the next one starts behind the place.
             let is_tied = after.as_ref() == Some(&at);
             if !is_tied && (taken >= step || found.rows.len() >= BOTS) {
                 more = true;
                 break;
             }
-            taken += 1;
             after = Some(at);
             if state.fits(&look) {
                 found.rows.push(Row { pipeline, look, more: None });
