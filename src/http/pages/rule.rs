@@ -106,7 +106,8 @@ impl Form {
 
     fn of(Stored { id, rule, version }: &Stored) -> Self {
         let event = sample(&rule.on);
-        let rule = serde_json::to_value(rule).map(|rule| pretty(&rule)).unwrap_or_default();
+        // In the order in which people write its fields.
+        let rule = serde_json::to_string_pretty(rule).unwrap_or_default();
         let (id, version) = (id.as_str().to_owned(), version.clone());
         Self { id, version, rule, event, ..Self::default() }
     }

