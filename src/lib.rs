@@ -48,6 +48,7 @@
 //! | [`app`] | builds and runs an instance |
 //! | `presence` | the registry of running processes: rates, workers |
 //! | `problems` | what is wrong: the findings of `status`, of the page and of the metrics |
+//! | `condition` | the state of a bot in one sentence |
 //! | `spelling` | texts that are spelled like another one, for hints |
 //! | `trail` | the audit trail: what operators did, and why |
 //! | `trend` | the state of the pipelines in the last 15 minutes and 24 hours, for charts |
@@ -126,6 +127,7 @@ pub mod bus;
 #[doc(hidden)]
 pub mod cli;
 pub mod clock;
+mod condition;
 pub mod config;
 #[doc(hidden)]
 pub mod counters;

@@ -55,6 +55,12 @@ pub enum CliError {
     /// An event was not found.
     #[error("the event was not found")]
     NoEvent,
+    /// The notification does not exist.
+    #[error("there is no such notification; it is kept for 7 days after its end")]
+    NoNotification,
+    /// The notification cannot be changed any more.
+    #[error("it is {0}; only a scheduled or waiting notification can be changed")]
+    NotificationOver(crate::notifications::record::State),
     /// The settings of single bots are bounded.
     #[error(
         "the shard of this bot has settings for {SET_MAX} bots, the maximum; set those of another bot back first: fairlane bots set BOT --weight 1 --rate default --burst default"
@@ -317,6 +323,8 @@ impl CliError {
             | Self::Signals(_)
             | Self::TooManySet
             | Self::NoEvent
+            | Self::NoNotification
+            | Self::NotificationOver(_)
             | Self::ReplayHeld(_)
             | Self::Faults { .. } => Exit::Failed,
         }

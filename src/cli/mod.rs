@@ -14,6 +14,7 @@ mod error;
 mod events;
 mod generate;
 mod man;
+mod notifications;
 mod operator;
 mod output;
 mod pipelines;
@@ -103,6 +104,8 @@ enum Command {
     Dead(dead::DeadArgs),
     /// Show what operators did, when, and why.
     Audit(audit::AuditArgs),
+    /// List, cancel and send notifications of a bot.
+    Notifications(notifications::NotificationsArgs),
     /// Import counters from another system.
     Counters(counters::CountersArgs),
     /// Check the configuration, Redis, MongoDB, the bus, push targets and this machine.
@@ -166,6 +169,7 @@ impl Cli {
             Command::Replay(args) => replay::replay(load()?, args).await,
             Command::Dead(args) => dead::dead(load()?, args).await,
             Command::Audit(args) => audit::audit(load()?, args).await,
+            Command::Notifications(args) => notifications::notifications(load()?, args).await,
             Command::Counters(args) => counters::counters(load()?, args).await,
             Command::Check(args) => Box::pin(check::check(load(), &args)).await,
             Command::Config(args) => config::config(&args),

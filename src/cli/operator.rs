@@ -13,7 +13,7 @@ const FILE_MAX: u64 = 1 << 20;
 
 /// `cli:USER@HOST`. The user is the one who logged in, where the system knows it: it stays the same
 /// under `sudo`. It is not proved: who has access to Redis can write any name.
-pub(super) fn name() -> String {
+pub(in crate::cli) fn name() -> String {
     let login = text("/proc/self/loginuid").and_then(|text| text.trim().parse().ok());
     // The system says so if nobody logged in.
     let login = login.filter(|&id: &u32| id != u32::MAX);
@@ -43,7 +43,7 @@ fn text(path: &str) -> Option<String> {
     clippy::trivially_copy_pass_by_ref,
     reason = "a result of any type is passed by reference"
 )]
-pub(super) fn changed(changed: &bool) -> String {
+pub(in crate::cli) fn changed(changed: &bool) -> String {
     if *changed { "done" } else { "nothing changed" }.to_owned()
 }
 

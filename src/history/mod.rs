@@ -19,7 +19,7 @@ pub use self::attempt::{Attempt, AttemptResult};
 pub(crate) use self::attempt::{kept_id, kept_text};
 pub(crate) use self::ids::Ids;
 pub(crate) use self::packed::{
-    bot_of, bots_of_portion, read_failures, read_portion, read_whole_portion,
+    bot_of, bots_of_portion, read_failures, read_portion, read_whole_portion, settled_in,
 };
 pub(crate) use self::recorder::{Places, Recorder};
 use crate::id::ShardCount;

@@ -70,6 +70,12 @@ pub(crate) fn bots_of_portion(portion: &[u8]) -> impl Iterator<Item = String> {
     all.into_iter().map(|one| one.bot)
 }
 
+/// The number of events that left the queues by the attempts in a portion, with their bots.
+pub(crate) fn settled_in(portion: &[u8]) -> impl Iterator<Item = (String, u32)> {
+    let all: Vec<OfBot> = rmp_serde::from_slice(portion).unwrap_or_default();
+    all.into_iter().map(|one| (one.bot, one.attempt.0.settled))
+}
+
 /// The bot of an attempt at the event with this id in a portion.
 pub(crate) fn bot_of(portion: &[u8], id: &str) -> Option<String> {
     let all: Vec<OfBot> = rmp_serde::from_slice(portion).unwrap_or_default();
@@ -105,6 +111,8 @@ mod tests {
         assert_eq!(read_portion(&packed, &bot("a")), [done(1), done(3)]);
         assert_eq!(read_portion(&packed, &bot("c")), []);
         assert_eq!(read_whole_portion(&packed), all);
+        let settled: Vec<_> = settled_in(&packed).collect();
+        assert_eq!(settled, [("a", 1), ("b", 1), ("a", 1)].map(|(bot, n)| (bot.to_owned(), n)));
         assert_eq!(read_portion(b"\xc1 damaged", &bot("a")), []);
     }
 

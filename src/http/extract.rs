@@ -110,7 +110,8 @@ fn check_json(headers: &HeaderMap) -> Result<(), Problem> {
     }
 }
 
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+/// Parses a JSON object.
+pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     // The deserializer would accept a list as the fields in their order.
     if bytes.trim_ascii_start().first() == Some(&b'[') {
         return Err(Problem::new(Kind::InvalidRequest, "the body is a list; send a JSON object"));

@@ -114,6 +114,19 @@ impl Parameters {
         self.0.remove(name).filter(|value| !value.is_empty())
     }
 
+    /// Takes out the parameters whose names start with `prefix`; returns the rests of these names.
+    pub(super) fn take_names(&mut self, prefix: &str) -> Vec<String> {
+        let mut taken = Vec::new();
+        self.0.retain(|name, _| match name.strip_prefix(prefix) {
+            Some(rest) => {
+                taken.push(rest.to_owned());
+                false
+            }
+            None => true,
+        });
+        taken
+    }
+
     /// Takes a parameter out and parses its value with `parse`, whose error describes the problem.
     pub(super) fn read<T>(
         &mut self,

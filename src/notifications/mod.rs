@@ -15,6 +15,7 @@ pub mod keys;
 pub mod kinds;
 pub(crate) mod metrics;
 pub(crate) mod part;
+mod pending;
 pub mod queue;
 pub mod record;
 pub mod scripts;

@@ -3,6 +3,7 @@
 //! registered, the bus keeps the entries that its pipelines still need.
 
 mod calls;
+mod long;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,8 +18,9 @@ use utoipa::ToSchema;
 
 use self::calls::Counted;
 pub use self::calls::{CallPace, Calls, Failures};
+pub use self::long::{Long, LongSlice, Noted};
 use crate::clock::millis;
-use crate::id::PipelineName;
+use crate::id::{BotId, PipelineName};
 use crate::lifecycle::Shutdown;
 use crate::mongo::watch::Reachable;
 use crate::outbound::breakers::{Breaker, Breakers};
@@ -44,6 +46,8 @@ const BREAKERS_MAX: usize = 20;
 pub struct Meter {
     /// The calls of its handler, and whether they fail.
     pub calls: Calls,
+    /// The slices that take long.
+    pub long: Long,
     /// Number of events copied into queues.
     pub queued: AtomicU64,
     /// Number of events removed from queues.
@@ -103,6 +107,9 @@ pub struct Process {
     /// Its pipelines whose calls have failed since the last success.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub failing: BTreeMap<PipelineName, Failures>,
+    /// Its slices that take long, at most 20: those that run for longest.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub long: Vec<LongSlice>,
 }
 
 /// The processes with an update in the last 16 s, sorted by host and start.
@@ -118,6 +125,19 @@ pub async fn processes(link: &Link) -> Result<Vec<Process>, RedisError> {
         said.iter().filter_map(|words| serde_json::from_str(words).ok()).collect();
     found.sort_by(|a, b| (&a.host, a.started_ms, a.pid).cmp(&(&b.host, b.started_ms, b.pid)));
     Ok(found)
+}
+
+/// The process that handles a bot, and since when, if its slice takes long.
+#[must_use]
+pub fn handler_of<'a>(
+    processes: &'a [Process],
+    pipeline: &PipelineName,
+    bot: &BotId,
+) -> Option<(&'a Process, u64)> {
+    processes.iter().find_map(|process| {
+        let is_it = |slice: &&LongSlice| slice.pipeline == *pipeline && slice.bot == *bot;
+        process.long.iter().find(is_it).map(|slice| (process, slice.since_ms))
+    })
 }
 
 /// The sum of the rates and workers of `pipeline` over `processes`.
@@ -180,6 +200,9 @@ impl Reported {
             .filter_map(|(name, meter)| Some((name.clone(), meter.calls.failing()?)))
             .collect();
         let gates = self.gates.as_ref();
+        process.long = self.meters.iter().flat_map(|(name, meter)| meter.long.of(name)).collect();
+        process.long.sort_by_key(|slice| slice.since_ms);
+        process.long.truncate(long::REPORTED_MAX);
         let mut breakers = gates.map(|gates| gates.open(Instant::now())).unwrap_or_default();
         breakers.truncate(BREAKERS_MAX);
         let mongodb = self.mongodb.as_ref().and_then(|mongodb| mongodb.known());
@@ -212,6 +235,7 @@ pub(crate) fn begin(
         streams: reported.streams.clone(),
         mongodb: None,
         failing: BTreeMap::new(),
+        long: Vec::new(),
     };
     let (heard, known) = watch::channel(false);
     shutdown.spawn(beat(process, reported, link, heard, shutdown.clone()));
@@ -307,6 +331,7 @@ mod tests {
             streams: Vec::new(),
             mongodb: None,
             failing: BTreeMap::new(),
+            long: Vec::new(),
         };
         let all = [
             process([(name.clone(), pace_of(1.5))].into()),

@@ -24,6 +24,7 @@ fn process() -> Process {
         streams: vec!["fairlane:events".to_owned()],
         mongodb: Some(true),
         failing: BTreeMap::new(),
+        long: Vec::new(),
     }
 }
 

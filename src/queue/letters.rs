@@ -8,8 +8,11 @@
 
 use std::collections::VecDeque;
 
+use tokio::time::Instant;
+
 use super::Queue;
 use super::dead::{DeadLetter, LetterOfBot};
+use super::sweep::Wish;
 use crate::event::{Event, Glimpse};
 use crate::id::{BotId, LetterId, Shard};
 use crate::redis::scripts::{Letters, Part, RawLetter};
@@ -41,6 +44,8 @@ pub struct DeadGlimpses {
     pub letters: Vec<(BotId, LetterOfBot)>,
     /// Whether there are older ones.
     pub more: bool,
+    /// Whether the search ended before its time was over, so that some may be missing.
+    pub cut: bool,
 }
 
 /// The wanted letters of one shard that are not on the page yet.
@@ -55,6 +60,7 @@ struct Stack {
 struct Chosen {
     letters: Vec<(LetterId, usize)>,
     more: bool,
+    cut: bool,
 }
 
 type Wanted<'a> = &'a (dyn Fn(&BotId) -> bool + Sync);
@@ -72,7 +78,8 @@ impl Queue {
         before: Option<LetterId>,
         limit: usize,
     ) -> Result<DeadPage, RedisError> {
-        let chosen = self.choose(bot, wanted, before, (limit, PAGE_BYTES)).await?;
+        let wish = Wish { bot, wanted, reason: "" };
+        let chosen = self.choose(wish, before, (limit, PAGE_BYTES), None).await?;
         let mut letters = Vec::with_capacity(chosen.letters.len());
         for portion in portions(&chosen.letters) {
             for (id, raw) in self.letters_by_id(portion, Part::Whole).await? {
@@ -93,9 +100,24 @@ impl Queue {
         before: Option<LetterId>,
         limit: usize,
     ) -> Result<DeadGlimpses, RedisError> {
-        let chosen = self.choose(bot, wanted, before, (limit, usize::MAX)).await?;
+        let wish = Wish { bot, wanted, reason: "" };
+        self.search_dead_letters(wish, before, limit, None).await
+    }
+
+    /// The newest letters that fit, without payloads. Ends at the deadline with what was found.
+    ///
+    /// # Errors
+    /// If Redis is unavailable or refuses.
+    pub(crate) async fn search_dead_letters(
+        &self,
+        wish: Wish<'_>,
+        before: Option<LetterId>,
+        limit: usize,
+        deadline: Option<Instant>,
+    ) -> Result<DeadGlimpses, RedisError> {
+        let chosen = self.choose(wish, before, (limit, usize::MAX), deadline).await?;
         let letters = self.glimpses(&chosen.letters).await?;
-        Ok(DeadGlimpses { letters, more: chosen.more })
+        Ok(DeadGlimpses { letters, more: chosen.more, cut: chosen.cut })
     }
 
     pub(super) async fn glimpses(
@@ -139,12 +161,12 @@ impl Queue {
     /// Chooses the letters of a page by their ids, and without their records.
     async fn choose(
         &self,
-        bot: Option<&BotId>,
-        wanted: Wanted<'_>,
+        wish: Wish<'_>,
         before: Option<LetterId>,
         (limit, bytes_max): (usize, usize),
+        deadline: Option<Instant>,
     ) -> Result<Chosen, RedisError> {
-        let fits = |of: &BotId| bot.is_none_or(|bot| bot == of) && wanted(of);
+        let is_late = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let stack = |shard| {
             let from = match before {
                 None => "+".to_owned(),
@@ -153,32 +175,35 @@ impl Queue {
             };
             Stack { shard, from, more: true, letters: VecDeque::new() }
         };
-        let mut stacks: Vec<Stack> = self.dead_shards(bot).map(stack).collect();
+        let mut stacks: Vec<Stack> = self.dead_shards(wish.bot).map(stack).collect();
         let (mut letters, mut bytes) = (Vec::new(), 0_usize);
+        let mut cut = false;
         loop {
             for stack in &mut stacks {
-                self.refill(stack, &fits).await?;
+                self.refill(stack, wish, &is_late).await?;
+                cut |= stack.letters.is_empty() && stack.more;
             }
             let newest = stacks.iter_mut().max_by_key(|stack| stack.letters.front().copied());
             let Some(stack) = newest else { break };
             let Some(letter) = stack.letters.front().copied() else { break };
             bytes = bytes.saturating_add(letter.1);
             if letters.len() == limit || (!letters.is_empty() && bytes > bytes_max) {
-                return Ok(Chosen { letters, more: true });
+                return Ok(Chosen { letters, more: true, cut });
             }
             letters.push(letter);
             stack.letters.pop_front();
         }
-        Ok(Chosen { letters, more: false })
+        Ok(Chosen { letters, more: false, cut })
     }
 
-    /// Puts at least one letter on an empty stack, if its shard has one.
+    /// Puts at least one letter on an empty stack, if its shard has one and it is not late.
     async fn refill(
         &self,
         stack: &mut Stack,
-        fits: &(dyn Fn(&BotId) -> bool + Sync),
+        wish: Wish<'_>,
+        is_late: &(dyn Fn() -> bool + Sync),
     ) -> Result<(), RedisError> {
-        while stack.letters.is_empty() && stack.more {
+        while stack.letters.is_empty() && stack.more && !is_late() {
             let read = Letters {
                 keys: self.keys(stack.shard),
                 newest_first: true,
@@ -194,7 +219,7 @@ impl Queue {
             }
             stack.more = portion.more && !portion.letters.is_empty();
             for raw in portion.letters {
-                if fits(&self.read("letters", bot_of(&raw))?) {
+                if wish.fits(&self.read("letters", bot_of(&raw))?, &raw.reason) {
                     let id = LetterId::new(stack.shard, raw.entry);
                     stack.letters.push_back((id, raw.bytes));
                 }

@@ -141,6 +141,19 @@ impl Queue {
         filter: BotFilter<'_>,
         now: Duration,
     ) -> Result<BotPage, RedisError> {
+        let (bots, next) = self.rank_bots(order, after, limit, filter, now).await?;
+        Ok(BotPage { bots: bots.into_iter().map(|(_, view)| view).collect(), next })
+    }
+
+    /// The same, each with its place: so that lists of several pipelines can be merged.
+    pub(crate) async fn rank_bots(
+        &self,
+        order: BotOrder,
+        after: Option<&BotCursor>,
+        limit: usize,
+        filter: BotFilter<'_>,
+        now: Duration,
+    ) -> Result<(Vec<(BotCursor, BotView)>, Option<BotCursor>), RedisError> {
         let shards: Vec<Vec<BotCursor>> = stream::iter(self.shard_count().shards())
             .map(|shard| self.ranked(shard, order, after, limit, filter))
             .buffer_unordered(CONCURRENT)
@@ -155,8 +168,8 @@ impl Queue {
         let views = self.view_each(&bots, now).await?.into_iter();
         let mut views: HashMap<BotId, BotView> =
             views.map(|view| (view.bot.clone(), view)).collect();
-        let bots = found.iter().filter_map(|cursor| views.remove(&cursor.bot)).collect();
-        Ok(BotPage { bots, next })
+        let seen = |cursor: BotCursor| Some((cursor.clone(), views.remove(&cursor.bot)?));
+        Ok((found.into_iter().filter_map(seen).collect(), next))
     }
 
     /// Number of bots with this mark that are `wanted`.

@@ -1,5 +1,7 @@
 //! `fairlane bots`.
 
+mod condition;
+mod held;
 mod list;
 mod set_aside;
 mod show;

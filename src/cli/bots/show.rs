@@ -3,11 +3,9 @@
 use serde::Serialize;
 
 use super::super::error::CliError;
-use super::super::output::{
-    Output, Table, Tone, age, argument, bytes, count, duration, number, plain,
-};
+use super::super::output::{Output, Table, Tone, age, duration, number, plain};
 use super::super::session::Session;
-use super::{limits, set_aside, state};
+use super::{condition, held, limits, set_aside, state};
 use crate::clock::{Clock as _, SystemClock, micros, millis};
 use crate::id::{BotId, PipelineName};
 use crate::queue::{
@@ -59,6 +57,8 @@ pub(super) async fn show(
     };
     memory::observe(queue.link(), queue.quotas()).await?;
     let quotas = queue.quotas().of(bot).into();
+    let words =
+        condition::words(session, &queue, &view, (last_failure.as_ref(), &holds), now).await?;
     let shown = Shown {
         pipeline,
         view,
@@ -80,7 +80,7 @@ pub(super) async fn show(
             format!(", {} left", duration(until.saturating_sub(millis(now))))
         });
         let mut text = format!(
-            "{} in pipeline {pipeline}\nstate     {}{until}\ndepth     {}\noldest    {}\nfence     {}\nattempts  {}\nweight    {}",
+            "{} in pipeline {pipeline}\n{words}\nstate     {}{until}\ndepth     {}\noldest    {}\nfence     {}\nattempts  {}\nweight    {}",
             output.paint(Tone::Strong, view.bot.as_str()),
             state(view.state),
             number(view.depth),
@@ -96,16 +96,13 @@ pub(super) async fn show(
             let ago = duration(millis(now).saturating_sub(since));
             text.extend(["\nthrottled for ", &ago, ": its rate holds it back"]);
         }
-        if let Some(note) = &view.pause {
-            text.extend(["\npause     ", &plain(&note.words(millis(now), duration))]);
-        }
         if let Some(LastFailure { reason, time_ms, since_ms }) = last_failure {
             let ago = |ms: u64| duration(millis(now).saturating_sub(ms));
             text.extend(["\nfailed    ", &ago(*time_ms), " ago: ", &plain(reason)]);
             text.extend(["\nfailing   since ", &ago(*since_ms), " ago"]);
         }
-        text.push_str(&held_text(holds, quotas));
-        text.push_str(&dead_text(dead_letters, pipeline, &view.bot, millis(now)));
+        text.push_str(&held::quotas(holds, quotas));
+        text.push_str(&held::dead(dead_letters, holds, (pipeline, &view.bot), millis(now)));
         if !next.is_empty() {
             let mut table = Table::new(&["NEXT EVENT", "TYPE", ">AGE"]);
             for QueuedEvent { sequence, event } in next {
@@ -132,54 +129,4 @@ fn unknown_text(bot: &BotId, pipeline: &PipelineName, near: &[BotId]) -> String 
         "bot {} was never seen in pipeline {pipeline}, or left nothing there{hint}",
         plain(bot.as_str())
     )
-}
-
-/// What a bot holds, as lines, and its quotas.
-fn held_text(holds: &Holdings, quotas: &Holdings) -> String {
-    let of = |held: String, quota: u64, shown: fn(u64) -> String| match quota {
-        0 => held,
-        quota => format!("{held} of {}", shown(quota)),
-    };
-    let in_bytes = |held, quota| of(bytes(held), quota, bytes);
-    let mut text =
-        format!("\nholds     {} queued", in_bytes(holds.queued_bytes, quotas.queued_bytes));
-    for (what, (n, n_max), (size, size_max)) in [
-        (
-            "delayed",
-            (holds.delayed_events, quotas.delayed_events),
-            (holds.delayed_bytes, quotas.delayed_bytes),
-        ),
-        ("pending", (holds.pending, quotas.pending), (holds.pending_bytes, quotas.pending_bytes)),
-        ("dead", (holds.dead_letters, quotas.dead_letters), (holds.dead_bytes, quotas.dead_bytes)),
-    ] {
-        if n > 0 {
-            let (n, size) = (of(number(n), n_max, number), in_bytes(size, size_max));
-            text.extend(["\n          ", &n, " ", what, ", ", &size]);
-        }
-    }
-    text
-}
-
-/// The dead letters of a bot, as lines.
-fn dead_text(dead: &DeadOfBot, pipeline: &PipelineName, bot: &BotId, now_ms: u64) -> String {
-    let DeadOfBot { count: found, at_least, newest } = dead;
-    let mut text = match (*found, at_least) {
-        (0, false) => return "\ndead      -".to_owned(),
-        (0, true) => "\ndead      none among the newest 1,000 of its shard".to_owned(),
-        (found, true) => format!("\ndead      at least {}", count(found, "dead letter")),
-        (found, false) => format!("\ndead      {}", count(found, "dead letter")),
-    };
-    for letter in newest {
-        let old = duration(now_ms.saturating_sub(letter.time_ms));
-        let event = letter.event.as_deref().map_or("(not readable)".to_owned(), plain);
-        let reason = plain(&letter.reason);
-        text.extend(["\n          ", &letter.id.to_string(), " ", &event, ", ", &old, " ago: "]);
-        text.push_str(&reason);
-    }
-    if *found > 0 {
-        let bot = argument(bot.as_str());
-        text.extend(["\n          fairlane dead list --pipeline ", pipeline.as_str()]);
-        text.extend([" --bot=", &bot]);
-    }
-    text
 }

@@ -6,8 +6,11 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::state::{Answer, Command};
+use crate::cli::operator;
 use crate::cli::output::plain;
 use crate::cli::session::Session;
+use crate::queue::PauseNote;
+use crate::trail::{self, Action, Ring};
 
 /// Time limit of a command, so that the operator learns soon that Redis does not answer.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -29,7 +32,11 @@ async fn act(session: &Session, command: &Command) -> Answer {
     let Command { pause, pipeline, bot } = command;
     let queue = session.queue(pipeline);
     let change = async {
-        if *pause { queue.pause(bot.as_ref()).await } else { queue.resume(bot.as_ref()).await }
+        if *pause {
+            queue.pause_noting(bot.as_ref(), &PauseNote::new(&operator::name(), None)).await
+        } else {
+            queue.resume(bot.as_ref()).await
+        }
     };
     let what = match bot {
         Some(bot) => format!("bot {} of pipeline {pipeline}", plain(bot.as_str())),
@@ -43,7 +50,12 @@ async fn act(session: &Session, command: &Command) -> Answer {
                 (false, true) => "goes on",
                 (false, false) => "was not paused",
             };
-            Ok(format!("{what} {ended}"))
+            let action = Action::new(if *pause { "pause" } else { "resume" });
+            let action = action.in_pipeline(pipeline).of_bot(bot.as_ref());
+            let action = action.by(&operator::name(), None).ended(&operator::changed(&changed));
+            let noted = Box::pin(trail::note(session.link(), Ring::Operators, &action)).await;
+            let lacks = if noted.is_ok() { "" } else { "; the audit trail may lack it" };
+            Ok(format!("{what} {ended}{lacks}"))
         }
         Ok(Err(error)) => Err(format!("{what}: {error}")),
         Err(_) => {

@@ -1,7 +1,7 @@
 //! The rules of a bot, and the profiles that rules use.
 
 mod profiles;
-mod test;
+pub(super) mod test;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl Api {
     }
 
     /// The rules of a bot that the caller has access to.
-    fn automations_of(&self, bot: &BotId, caller: &Caller) -> Result<&Editor, Problem> {
+    pub(super) fn automations_of(&self, bot: &BotId, caller: &Caller) -> Result<&Editor, Problem> {
         caller.check_bot(bot)?;
         self.automations()
     }
@@ -145,6 +145,54 @@ impl Written {
         let Self { name, on, filter, actions, enabled, .. } = self;
         Ok(Rule { name, on, filter, actions, enabled: enabled.unwrap_or(true) })
     }
+}
+
+/// The rule in a text.
+pub(super) fn written(id: &RuleId, text: &[u8]) -> Result<Rule, Problem> {
+    extract::parse::<Written>(text)?.rule(id)
+}
+
+/// Checks a rule and writes it. Returns its version, and whether it is new.
+pub(super) async fn write(
+    (api, caller): (&Api, &Caller),
+    (bot, id): (&BotId, &RuleId),
+    rule: &Rule,
+    expected: &Expected,
+) -> Result<(String, bool), Problem> {
+    let editor = api.automations_of(bot, caller)?;
+    rule.check(&api.targets)?;
+    let counts = |action: &Action| matches!(action, Action::Count(_));
+    let calls = |action: &Action| matches!(action, Action::Notify(_) | Action::Push(_));
+    for (at, action) in rule.actions.iter().enumerate() {
+        let field = || format!("actions[{at}].{}", action.name());
+        if let (true, Err(why)) = (counts(action), api.services.of::<Counters>(counters::PIPELINE))
+        {
+            return Err(Problem::field(&field(), format!("views are not counted here: {why}")));
+        }
+        if calls(action) && api.services.get::<Notifications>().is_none() {
+            let why = "notifications do not run here: pipelines.notifications.enabled is false";
+            return Err(Problem::field(&field(), why));
+        }
+    }
+    let work = async { Ok(editor.put(bot, id, rule, expected).await?) };
+    let told =
+        |(_, is_new): &(String, bool)| if *is_new { "created" } else { "changed" }.to_owned();
+    let details = if rule.enabled { "enabled" } else { "disabled" };
+    api.act(caller, on_rule("put rule", bot, id).details(details), work, told).await
+}
+
+/// Deletes a rule.
+pub(super) async fn erase(
+    (api, caller): (&Api, &Caller),
+    (bot, id): (&BotId, &RuleId),
+    expected: &Expected,
+) -> Result<(), Problem> {
+    let editor = api.automations_of(bot, caller)?;
+    let work = async {
+        let deleted = editor.delete(bot, id, expected).await?;
+        deleted.then_some(()).ok_or_else(|| none(bot, id))
+    };
+    api.act(caller, on_rule("delete rule", bot, id), work, acting::done).await
 }
 
 /// A rule and its statistics.
@@ -364,29 +412,10 @@ async fn put(
     headers: HeaderMap,
     extract::Json(written): extract::Json<Written>,
 ) -> Result<Response, Problem> {
-    let editor = api.automations_of(&bot, &caller)?;
+    api.automations_of(&bot, &caller)?;
     let expected = expected(&headers)?;
     let rule = written.rule(&id)?;
-    rule.check(&api.targets)?;
-    let counts = |action: &Action| matches!(action, Action::Count(_));
-    let calls = |action: &Action| matches!(action, Action::Notify(_) | Action::Push(_));
-    for (at, action) in rule.actions.iter().enumerate() {
-        let field = || format!("actions[{at}].{}", action.name());
-        if let (true, Err(why)) = (counts(action), api.services.of::<Counters>(counters::PIPELINE))
-        {
-            return Err(Problem::field(&field(), format!("views are not counted here: {why}")));
-        }
-        if calls(action) && api.services.get::<Notifications>().is_none() {
-            let why = "notifications do not run here: pipelines.notifications.enabled is false";
-            return Err(Problem::field(&field(), why));
-        }
-    }
-    let work = async { Ok(editor.put(&bot, &id, &rule, &expected).await?) };
-    let told =
-        |(_, is_new): &(String, bool)| if *is_new { "created" } else { "changed" }.to_owned();
-    let details = if rule.enabled { "enabled" } else { "disabled" };
-    let action = on_rule("put rule", &bot, &id).details(details);
-    let (version, is_new) = api.act(&caller, action, work, told).await?;
+    let (version, is_new) = write((&api, &caller), (&bot, &id), &rule, &expected).await?;
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
     Ok(tagged(status, &version, rule))
 }
@@ -411,13 +440,8 @@ async fn delete(
     headers: HeaderMap,
     NoBody: NoBody,
 ) -> Result<StatusCode, Problem> {
-    let editor = api.automations_of(&bot, &caller)?;
-    let expected = expected(&headers)?;
-    let work = async {
-        let deleted = editor.delete(&bot, &rule, &expected).await?;
-        deleted.then_some(()).ok_or_else(|| none(&bot, &rule))
-    };
-    api.act(&caller, on_rule("delete rule", &bot, &rule), work, acting::done).await?;
+    api.automations_of(&bot, &caller)?;
+    erase((&api, &caller), (&bot, &rule), &expected(&headers)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -26,58 +26,58 @@ use crate::id::{BotId, RuleId};
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = AutomationTrial)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Trial {
+pub(in super::super) struct Trial {
     /// The event. Missing CloudEvents attributes get defaults, except `type`.
     #[schema(value_type = Object, example = json!({ "type": "tag.applied", "subject": "u1", "data": { "tag": "vip" } }))]
-    event: serde_json::Map<String, Value>,
+    pub(in super::super) event: serde_json::Map<String, Value>,
     /// The subscriber before the event. Default: the profile of the event's `subject`.
-    subscriber: Option<Profile>,
+    pub(in super::super) subscriber: Option<Profile>,
     /// The rule to test. Default: the current rules of the bot.
-    rule: Option<Rule>,
+    pub(in super::super) rule: Option<Rule>,
 }
 
 /// The result of the dry run.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AutomationOutcome)]
-pub(super) struct Outcome {
+pub(in super::super) struct Outcome {
     /// The matching rules, in their order.
-    matched: Vec<Match>,
+    pub(in super::super) matched: Vec<Match>,
     /// Failures of filters and actions.
-    errors: Vec<Fault>,
+    pub(in super::super) errors: Vec<Fault>,
     /// The effects, in their order. Changes of the subscriber are in `subscriber` instead.
-    effects: Vec<Done>,
+    pub(in super::super) effects: Vec<Done>,
     /// The subscriber after the event.
-    subscriber: Profile,
+    pub(in super::super) subscriber: Profile,
     /// The reason why the event would become a dead letter.
     #[serde(skip_serializing_if = "Option::is_none")]
-    dead: Option<String>,
+    pub(in super::super) dead: Option<String>,
 }
 
 /// A matching rule.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AutomationMatch)]
-struct Match {
+pub(in super::super) struct Match {
     /// Its id; `rule` for the rule in the request.
     rule: RuleId,
     /// Its actions.
-    actions: Vec<&'static str>,
+    pub(in super::super) actions: Vec<&'static str>,
 }
 
 /// A failure of a filter or an action.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AutomationFault)]
-struct Fault {
+pub(in super::super) struct Fault {
     /// The rule that failed; absent if the event cannot be applied to the subscriber.
     #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<RuleId>,
     /// The reason.
-    reason: String,
+    pub(in super::super) reason: String,
 }
 
 /// An effect.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AutomationEffect)]
-struct Done {
+pub(in super::super) struct Done {
     /// The rule that causes it.
     rule: RuleId,
     /// The index of the action in the rule, from 0.
@@ -85,7 +85,7 @@ struct Done {
     /// The effect: `emit`, `notify`, `count` or `push` with their parameters.
     #[serde(flatten)]
     #[schema(value_type = Object)]
-    what: Value,
+    pub(in super::super) what: Value,
 }
 
 /// Test rules
@@ -102,9 +102,17 @@ pub(super) async fn test(
     Path(BotPath { bot }): Path<BotPath>,
     extract::Json(trial): extract::Json<Trial>,
 ) -> Result<Json<Outcome>, Problem> {
-    let editor = api.automations_of(&bot, &caller)?;
-    let Trial { event, subscriber, rule } = trial;
-    let event = sample(event, &bot)?;
+    run((&api, &caller), &bot, trial).await.map(Json)
+}
+
+/// What rules decide about an event. Nothing is done.
+pub(in super::super) async fn run(
+    (api, caller): (&Api, &Caller),
+    bot: &BotId,
+    Trial { event, subscriber, rule }: Trial,
+) -> Result<Outcome, Problem> {
+    let editor = api.automations_of(bot, caller)?;
+    let event = sample(event, bot)?;
     let rules = match rule {
         Some(rule) => {
             rule.check(&api.targets).map_err(|mut unusable| {
@@ -115,7 +123,7 @@ pub(super) async fn test(
                 RuleId::parse("rule").map_err(|error| Problem::field("rule", error.to_string()))?;
             vec![Stored { id, rule: Rule { enabled: true, ..rule }, version: String::new() }]
         }
-        None => editor.rules(&bot).await?,
+        None => editor.rules(bot).await?,
     };
     let mut profile = match (subscriber, event.subject()) {
         (Some(profile), _) => {
@@ -124,7 +132,7 @@ pub(super) async fn test(
             })?;
             profile
         }
-        (None, Some(subject)) => editor.subscriber(&bot, subject).await?.profile,
+        (None, Some(subject)) => editor.subscriber(bot, subject).await?.profile,
         (None, None) => Profile::default(),
     };
     // A thousand rules take long to evaluate, and must not block the runtime.
@@ -154,7 +162,7 @@ pub(super) async fn test(
         what: shown(&effect.deed),
     });
     let (effects, dead) = (effects.collect(), decided.decision.dead);
-    Ok(Json(Outcome { matched, errors, effects, subscriber, dead }))
+    Ok(Outcome { matched, errors, effects, subscriber, dead })
 }
 
 /// An effect in the notation of a rule's action.

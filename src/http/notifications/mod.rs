@@ -64,7 +64,7 @@ impl From<AcceptError> for Problem {
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
-struct NotificationPath {
+pub(super) struct NotificationPath {
     /// The notification: the value of `X-Event-Id`.
     #[param(value_type = String)]
     notification: NotificationId,
@@ -77,17 +77,17 @@ impl NotificationPath {
         kept.filter(|kept| caller.covers(&kept.bot)).ok_or_else(|| self.none())
     }
 
-    /// Changes the notification. To cancel a cancelled one changes nothing.
-    async fn amend(
+    /// Changes the notification. To cancel a cancelled one changes nothing. Returns its bot.
+    pub(super) async fn amend(
         &self,
         api: &Api,
         caller: &Caller,
-        kept: &Kept,
         (name, amendment): (&str, Amendment),
-    ) -> Result<(), Problem> {
+    ) -> Result<BotId, Problem> {
+        let kept = self.find(api, caller).await?;
         let cancels = matches!(amendment, Amendment::Cancel);
         let work = async {
-            match api.notifications()?.amend(kept, amendment).await? {
+            match api.notifications()?.amend(&kept, amendment).await? {
                 Amended::Done => Ok(true),
                 Amended::Not(Stage::Cancelled) if cancels => Ok(false),
                 Amended::Not(state) => Err(over(state)),
@@ -96,7 +96,8 @@ impl NotificationPath {
         };
         let action = Action::new(name).in_built_in(crate::notifications::PIPELINE);
         let action = action.of_bot(Some(&kept.bot)).target(self.notification).often();
-        api.act(caller, action, work, acting::changed).await.map(drop)
+        api.act(caller, action, work, acting::changed).await?;
+        Ok(kept.bot)
     }
 
     fn none(&self) -> Problem {
@@ -200,8 +201,7 @@ async fn cancel(
     Path(path): Path<NotificationPath>,
     NoBody: NoBody,
 ) -> Result<StatusCode, Problem> {
-    let kept = path.find(&api, &caller).await?;
-    path.amend(&api, &caller, &kept, ("cancel notification", Amendment::Cancel)).await?;
+    path.amend(&api, &caller, ("cancel notification", Amendment::Cancel)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -240,7 +240,7 @@ fn either(delay: Option<Duration>, at: Option<Duration>) -> Result<Option<When>,
 
 /// Reschedule a notification
 ///
-/// Moves its expiry by the same time. Fails while it is in flight, and after its end.
+/// Moves its expiry by the same time. `{"delay":0}` sends it now, in the order of its bot. Fails while it is in flight, and after its end.
 #[utoipa::path(
     patch, path = "/v1/notifications/{notification}", tag = "notifications",
     operation_id = "changeNotification", params(NotificationPath), request_body(content = Change),
@@ -253,8 +253,7 @@ async fn change(
     extract::Json(change): extract::Json<Change>,
 ) -> Result<Json<Notification>, Problem> {
     let amendment = Amendment::Move(change.when(api.clock.now())?);
-    let kept = path.find(&api, &caller).await?;
-    path.amend(&api, &caller, &kept, ("reschedule notification", amendment)).await?;
+    path.amend(&api, &caller, ("reschedule notification", amendment)).await?;
     path.find(&api, &caller).await.map(|kept| Json(kept.into()))
 }
 

@@ -1,13 +1,16 @@
 //! The page of a bot's counters: totals of ads, and the days of one ad.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
+use futures_util::StreamExt as _;
 use jiff::ToSpan as _;
 use jiff::civil::Date;
 use maud::{Markup, html};
 use serde::Deserialize;
+use tokio::time::Instant;
 
 use super::super::Api;
 use super::super::auth::Caller;
@@ -15,13 +18,17 @@ use super::super::extract::Query;
 use super::super::problem::Problem;
 use super::{Refusal, bot, grouped, headline, page};
 use crate::counters::view::AdId;
-use crate::counters::{self, Counters};
+use crate::counters::{self, Counters, CountersError};
 use crate::id::BotId;
 
 /// Maximum number of ads per lookup.
 const ADS: usize = 100;
 /// Number of days shown for an ad, including today.
 const DAYS: i32 = 30;
+/// Number of top ads, and bounds of the search for them.
+const TOP: usize = 20;
+const TOP_ADS_MAX: usize = 10_000;
+const TOP_TIME: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -37,8 +44,50 @@ pub(super) struct PageQuery {
 struct Found {
     bot: BotId,
     totals: Vec<(AdId, Option<u64>)>,
+    /// The ads with the most views today, if no ad is requested; or the reason why they are unavailable.
+    top: Option<Result<Top, String>>,
     /// The days, if exactly one ad is requested; or the reason why they are unavailable.
     days: Option<Result<Vec<(Date, u64)>, String>>,
+}
+
+/// The ads with the most views today.
+struct Top {
+    /// The most viewed ones first.
+    ads: Vec<(AdId, u64)>,
+    /// Whether more ads have views than were read.
+    more: bool,
+}
+
+impl Top {
+    async fn of(counters: &Counters, bot: &BotId) -> Result<Self, CountersError> {
+        let deadline = Instant::now() + TOP_TIME;
+        let mut views = counters.export(bot, counters.today()).await?;
+        let mut top = Self { ads: Vec::new(), more: false };
+        for _ in 0..TOP_ADS_MAX {
+            let Ok(next) = tokio::time::timeout_at(deadline, views.next()).await else {
+                top.more = true;
+                break;
+            };
+            let Some(view) = next else { return Ok(top) };
+            top.add(view?);
+        }
+        // One more would have to be read to know better.
+        top.more = true;
+        Ok(top)
+    }
+
+    fn add(&mut self, (ad, views): (AdId, u64)) {
+        let at = self.ads.partition_point(|(_, other)| *other >= views);
+        if at < TOP {
+            self.ads.insert(at, (ad, views));
+            self.ads.truncate(TOP);
+        }
+    }
+}
+
+/// The path of the page with the top ads of a bot.
+pub(super) fn path_of(bot: &BotId) -> String {
+    format!("/counters?bot={}", bot::encoded(bot.as_str()))
 }
 
 pub(super) async fn show(
@@ -68,7 +117,12 @@ async fn find(api: &Api, caller: &Caller, wish: &PageQuery) -> Result<Option<Fou
     let ads = wish.ads.split(',').map(str::trim).filter(|ad| !ad.is_empty()).map(AdId::parse);
     let ads: Result<Vec<AdId>, _> = ads.collect();
     let ads = ads.map_err(|error| Problem::field("ads", error.to_string()))?;
-    if ads.is_empty() || ads.len() > ADS {
+    if ads.is_empty() {
+        let top = Top::of(counters, &bot).await;
+        let top = Some(top.map_err(|error| Problem::from(error).detail().to_owned()));
+        return Ok(Some(Found { bot, totals: Vec::new(), top, days: None }));
+    }
+    if ads.len() > ADS {
         let detail = format!("name 1 to {ADS} ads, separated by commas");
         return Err(Problem::field("ads", detail));
     }
@@ -82,23 +136,54 @@ async fn find(api: &Api, caller: &Caller, wish: &PageQuery) -> Result<Option<Fou
     } else {
         None
     };
-    Ok(Some(Found { bot, totals: ads.into_iter().zip(totals).collect(), days }))
+    let totals = ads.into_iter().zip(totals).collect();
+    Ok(Some(Found { bot, totals, top: None, days }))
 }
 
 fn body(wish: &PageQuery, found: Option<&Found>, has_token: bool) -> Markup {
     html! {
         (headline("Counters", has_token))
-        p { "Total views of ads. For a single ad, also the views per day." }
+        p { "Total views of ads. For a single ad, also the views per day. Without an ad, the top ads of the bot." }
         form.ask method="get" action="/counters" role="search" {
             label for="bot" { "Bot" }
             input id="bot" name="bot" required maxlength="256" value=(wish.bot);
             label for="ads" { "Ads" }
-            input id="ads" name="ads" required maxlength="4096" value=(wish.ads) aria-describedby="many";
+            input id="ads" name="ads" maxlength="4096" value=(wish.ads) aria-describedby="many";
             button type="submit" { "Show" }
             span.none #many { "one ad, or several separated by commas" }
         }
-        @if let Some(found) = found { (totals(found)) }
+        @if let Some(top) = found.and_then(|found| Some((&found.bot, found.top.as_ref()?))) { (top_ads(top)) }
+        @if let Some(found) = found.filter(|found| found.top.is_none()) { (totals(found)) }
         @if let Some(days) = found.and_then(|found| found.days.as_ref()) { (by_day(days)) }
+    }
+}
+
+fn top_ads((bot, top): (&BotId, &Result<Top, String>)) -> Markup {
+    html! {
+        section #top {
+            h2 { "Top ads of " a href=(bot::path(bot)) { (bot) } " today" }
+            @match top {
+                Err(why) => p.none { (why) },
+                Ok(Top { ads, .. }) if ads.is_empty() => p.none { "No views today." },
+                Ok(Top { ads, more }) => {
+                    @let most = ads.first().map_or(1, |(_, views)| *views).max(1);
+                    table.bars {
+                        thead { tr { th scope="col" { "Ad" } th.number scope="col" { "Views" } th scope="col" { "" } } }
+                        tbody {
+                            @for (ad, views) in ads {
+                                tr {
+                                    th.text scope="row" { a href={ (path_of(bot)) "&ads=" (bot::encoded(ad.as_str())) } { (ad) } }
+                                    td.number { (grouped(*views)) }
+                                    td { meter min="0" max=(most) value=(views) aria-hidden="true" {} }
+                                }
+                            }
+                        }
+                    }
+                    @if *more { p.fine { "Of the first 10,000 ads with views, in the order of their names, as far as 2 seconds suffice." } }
+                }
+            }
+            p.fine { "The views in MongoDB. Those of the last seconds may be missing." }
+        }
     }
 }
 
@@ -163,6 +248,7 @@ mod tests {
         let found = Found {
             bot: BotId::parse("a&b").unwrap(),
             totals: vec![(AdId::parse("<x>").unwrap(), Some(1_234))],
+            top: None,
             days: Some(Ok(vec![(jiff::civil::date(2026, 11, 22), 7)])),
         };
         let wish = PageQuery { bot: "\"><b>".to_owned(), ads: "<x>".to_owned() };
@@ -171,5 +257,24 @@ mod tests {
             assert!(page.contains(shown), "{shown} is missing in {page}");
         }
         assert!(!page.contains("<x>") && !page.contains("<b>"), "{page}");
+    }
+
+    #[test]
+    fn the_top_ads_are_the_most_viewed_ones_and_their_names_are_text() {
+        let mut top = Top { ads: Vec::new(), more: true };
+        for n in 0..1_000_u64 {
+            top.add((AdId::parse(&format!("<i>{n}")).unwrap(), n * 7 % 1_000));
+        }
+        let views: Vec<u64> = top.ads.iter().map(|(_, views)| *views).collect();
+        assert_eq!(views, (980..1_000).rev().collect::<Vec<u64>>());
+        let page = top_ads((&BotId::parse("<b>").unwrap(), &Ok(top))).into_string();
+        assert!(!page.contains("<i>") && !page.contains("<b>"), "{page}");
+        assert!(
+            page.contains("999") && page.contains("/counters?bot=%3Cb%3E&amp;ads=%3Ci%3E"),
+            "{page}"
+        );
+        let top = Err("MongoDB is unavailable".to_owned());
+        let page = top_ads((&BotId::parse("b").unwrap(), &top)).into_string();
+        assert!(page.contains("MongoDB is unavailable"), "{page}");
     }
 }

@@ -17,7 +17,9 @@ mod overview;
 mod pipeline;
 mod problems;
 mod publish;
+mod rule;
 mod runbook;
+mod scheduled;
 mod streams;
 mod theme;
 mod times;
@@ -40,7 +42,7 @@ use super::problem::Problem;
 use crate::config::Scope;
 use crate::trail::{REASON_MAX, Reason};
 
-const STYLE: &str = include_str!("style.css");
+const STYLE: &str = concat!(include_str!("style.css"), include_str!("bot/bot.css"));
 const SCRIPT: &str = include_str!("live.js");
 const ICON: &str = include_str!("icon.svg");
 /// The pages load only resources of this server, and contain no inline script or style.
@@ -68,6 +70,8 @@ pub(super) fn routes(
         .route("/events/{event}", routing::get(event::show_one))
         .route("/bots", routing::get(bot::ask))
         .route("/bots/{bot}", routing::get(bot::show))
+        .route("/bots/{bot}/rules", routing::get(rule::list))
+        .route("/bots/{bot}/scheduled", routing::get(scheduled::list))
         .route("/notifications", routing::get(notifications::show));
     let operating = Router::new()
         .route("/audit", routing::get(audit::show))
@@ -77,6 +81,11 @@ pub(super) fn routes(
             "/pipelines/{pipeline}/dead/redrive",
             routing::get(dead::ask_redrive_all).post(dead::redrive_all),
         )
+        .route(
+            "/pipelines/{pipeline}/dead/drop",
+            routing::get(dead::ask_drop_all).post(dead::drop_all),
+        )
+        .route("/pipelines/{pipeline}/dead/chosen", routing::post(dead::chosen))
         .route("/pipelines/{pipeline}/dead/{id}/redrive", routing::post(dead::redrive))
         .route("/pipelines/{pipeline}/dead/{id}/drop", routing::post(dead::drop_one))
         .route("/bots/{bot}/{pipeline}/pause", routing::post(bot::pause))
@@ -84,6 +93,9 @@ pub(super) fn routes(
         .route("/bots/{bot}/{pipeline}/release", routing::post(bot::release))
         .route("/bots/{bot}/{pipeline}/purge", routing::post(bot::purge))
         .route("/bots/{bot}/{pipeline}/set", routing::post(bot::set))
+        .route("/bots/{bot}/rule", routing::get(rule::edit).post(rule::act))
+        .route("/notifications/{notification}/cancel", routing::post(scheduled::cancel))
+        .route("/notifications/{notification}/send", routing::post(scheduled::send))
         .route("/notifications/dead/{id}/redrive", routing::post(notifications::redrive))
         .route(
             "/notifications/dead/redrive",

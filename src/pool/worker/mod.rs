@@ -337,6 +337,7 @@ impl Worker {
     async fn while_held<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Ended> {
         let hard = self.shared.shutdown.hard.clone();
         let mut work = pin!(work);
+        let (started, mut long) = (Instant::now(), None);
         loop {
             let (renew_at, deadline) = (self.lease.renew_at(), self.lease.deadline());
             let total = self.shared.total.as_ref().and_then(|total| total.deadline());
@@ -352,6 +353,9 @@ impl Worker {
                 }
                 done = &mut work => return Ok(done),
                 () = tokio::time::sleep_until(renew_at) => {
+                    if long.is_none() {
+                        long = Some(self.note_long(started));
+                    }
                     let mut renewing = pin!(self.renew());
                     tokio::select! {
                         biased;
@@ -364,6 +368,12 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// Tells operators that this process handles the bot, until the result is dropped.
+    fn note_long(&self, started: Instant) -> crate::presence::Noted {
+        let since = self.shared.environment.clock.now().saturating_sub(started.elapsed());
+        self.shared.meter.long.note(&self.lease.bot, crate::clock::millis(since))
     }
 
     /// Renews the lease until Redis confirms it; returns whether this worker still holds it. A

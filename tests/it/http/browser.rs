@@ -159,7 +159,7 @@ async fn the_page_of_a_bot_is_found_whatever_it_is_called() {
     assert_eq!(page.follow(button("Show")).await, 200);
     assert_eq!(page.text(css("h1")).await, format!("Bot {bot}"));
     assert_eq!(page.text(css(".panel h3")).await, "test");
-    page.sees("waits for a worker").await;
+    page.sees("The pipeline is paused; 2 events wait").await;
     // The form leads back to the bot.
     assert_eq!(page.text(field("Bot")).await, bot);
     assert_eq!(page.follow(button("Show")).await, 200);

@@ -80,7 +80,7 @@ async fn the_overview_shows_by_itself_how_the_depth_rises_and_falls() {
 
     page.follow(link("shop")).await;
     assert_eq!(page.path().await, "/bots/shop");
-    page.sees("waits for a worker").await;
+    page.sees("The pipeline is paused; 30 events wait").await;
     assert_eq!(client.post("/v1/pipelines/test/resume").await.code, 204);
     page.sees("Last attempts").await;
     assert_eq!(log.len(), 30);
@@ -143,21 +143,23 @@ async fn dead_letters_are_found_looked_into_put_back_and_dropped_with_the_mouse(
     .await;
     page.follow(css("tr[data-key=test] td:last-of-type a")).await;
     assert_eq!(page.path().await, "/pipelines/test/dead");
-    assert_eq!(page.count("tbody tr").await, 4);
+    assert_eq!(page.count(".letters tbody tr").await, 4);
     page.fill(field("Only of bot"), "one").await;
     page.follow(button("Show")).await;
-    assert_eq!(page.count("tbody tr").await, 3);
+    assert_eq!(page.count(".letters tbody tr").await, 3);
     // Shows the newest dead letter and drops it.
-    page.follow(css("tbody tr:first-of-type td:nth-of-type(2) a")).await;
+    page.follow(css(".letters tbody tr:first-of-type td:nth-of-type(3) a")).await;
     page.sees("it is broken").await;
     assert!(page.text(css("pre")).await.contains("\"type\": \"broken\""));
     page.click(css("summary")).await;
     page.follow(button("Drop this dead letter")).await;
-    assert_eq!(page.path().await, "/pipelines/test/dead?bot=one", "still those of the bot");
+    let kept = "/pipelines/test/dead?bot=one&done=drop&n=1";
+    assert_eq!(page.path().await, kept, "still those of the bot");
+    page.sees("Dropped 1 dead letter.").await;
     assert_eq!(letters().await, 3);
-    assert_eq!(page.count("tbody tr").await, 2);
+    assert_eq!(page.count(".letters tbody tr").await, 2);
     // After a redrive the handler gives the event up once more, as a new dead letter.
-    let first = "tbody tr:last-of-type";
+    let first = ".letters tbody tr:last-of-type";
     let before =
         page.eval::<String>(&format!("document.querySelector('{first}').dataset.key")).await;
     page.follow(css(&format!("{first} button"))).await;
@@ -166,10 +168,11 @@ async fn dead_letters_are_found_looked_into_put_back_and_dropped_with_the_mouse(
         letters().await == 3 && page.eval::<bool>(&found).await
     })
     .await;
-    assert_eq!(page.path().await, "/pipelines/test/dead?bot=one");
+    assert_eq!(page.path().await, "/pipelines/test/dead?bot=one&done=redrive&n=1");
     page.fill(field("Only of bot"), "other").await;
     page.follow(button("Show")).await;
-    let of_other = page.eval::<String>("document.querySelector('tbody tr').dataset.key").await;
+    let of_other =
+        page.eval::<String>("document.querySelector('.letters tbody tr').dataset.key").await;
     page.follow(button("Redrive all of other…")).await;
     assert_eq!(page.path().await, "/pipelines/test/dead/redrive?bot=other");
     page.sees("Redrive 1 dead letter of bot other in pipeline test?").await;
@@ -179,7 +182,8 @@ async fn dead_letters_are_found_looked_into_put_back_and_dropped_with_the_mouse(
     assert!(page.eval::<bool>(&found).await, "nothing was done");
     page.follow(button("Redrive all of other…")).await;
     page.follow(button("Redrive them")).await;
-    assert_eq!(page.path().await, "/pipelines/test/dead?bot=other");
+    assert_eq!(page.path().await, "/pipelines/test/dead?bot=other&done=redrive&n=1");
+    page.sees("Redrove 1 dead letter.").await;
     eventually(LONG, "that of the other bot was tried again", async || {
         letters().await == 3 && !page.eval::<bool>(&found).await
     })
@@ -189,7 +193,8 @@ async fn dead_letters_are_found_looked_into_put_back_and_dropped_with_the_mouse(
     page.follow(button("Redrive all…")).await;
     page.sees("Redrive 3 dead letters of all bots in pipeline test?").await;
     page.follow(button("Redrive them")).await;
-    assert_eq!(page.path().await, "/pipelines/test/dead");
+    assert_eq!(page.path().await, "/pipelines/test/dead?done=redrive&n=3");
+    page.sees("Redrove 3 dead letters.").await;
     assert_eq!(page.problems(), NONE);
     instance.stop().await;
 }

@@ -286,10 +286,17 @@ async fn bots_are_listed_shown_and_changed() {
     assert_eq!(list.as_array().unwrap().len(), 1);
 
     let shown = place.run(&["bots", "show", "full", "--limit", "2"]);
-    for said in ["full in pipeline log", "state     ready", "depth     3", "tag.applied"] {
+    for said in [
+        "full in pipeline log\nWaiting for its turn\n",
+        "state     ready",
+        "depth     3",
+        "tag.applied",
+    ] {
         assert!(shown.out.contains(said), "{said}: {}", shown.out);
     }
     assert_eq!(place.json(&["bots", "show", "full"])["next"][2]["event"]["id"], "2");
+    let unseen = place.run(&["bots", "show", "nosuch"]);
+    assert!(unseen.out.contains("\nNever seen, or not in the last 1d\n"), "{}", unseen.out);
 
     place.json(&["bots", "set", "full", "--weight", "3"]);
     assert_eq!(state(&full).await.weight, 3);

@@ -5,12 +5,17 @@ use maud::{Markup, html};
 use super::super::super::automations::Shown;
 use super::super::overview::bytes as sized;
 use super::super::{attempts, grouped, headline, pipeline, reason_field, spoken};
-use super::{OfBot, View, path};
+use super::settings::Form;
+use super::{OfBot, View, chart, path, rules, short};
 use crate::automations::profile::Profile;
 use crate::automations::subscribers::Kept;
 use crate::clock::rfc3339;
+use crate::condition::Tone;
 use crate::id::BotId;
 use crate::queue::{BotState, LaneAside, LastFailure};
+
+/// Maximum number of rules on the page of the bot.
+const RULES: usize = 20;
 
 /// The form that asks for a bot.
 pub(super) fn which(bot: Option<&BotId>) -> Markup {
@@ -27,16 +32,27 @@ pub(super) fn body(view: &View, has_token: bool) -> Markup {
     html! {
         (headline(&format!("Bot {}", view.bot), has_token))
         (which(Some(&view.bot)))
-        section {
-            h2 { "Queues" }
-            @if view.queues.is_empty() {
-                p.none { "No queued events, no attempts and no dead letters: this bot was never seen, or not lately." }
+        (states(view))
+        @if !view.queues.is_empty() {
+            section {
+                h2 { "Queues" }
+                @for of in &view.queues { (queue(view, of)) }
             }
-            @for of in &view.queues { (queue(view, of)) }
         }
-        section {
-            h2 { "Rules" }
-            (rules(&view.rules))
+        section #rules {
+            div.title {
+                h2 { "Rules" }
+                @if view.may_operate && view.rules.is_ok() {
+                    a href=(rules::path_of_editor(&view.bot, None)) { "New rule" }
+                }
+            }
+            (rules_of(view, &view.rules))
+        }
+        @if view.counts {
+            section {
+                h2 { "Counters" }
+                p { a href=(super::super::counters::path_of(&view.bot)) { "Top ads of " (view.bot) " today" } }
+            }
         }
         @if view.rules.is_ok() {
             section #subscriber {
@@ -53,23 +69,33 @@ pub(super) fn body(view: &View, has_token: bool) -> Markup {
     }
 }
 
+/// The state in words, for each pipeline that knows the bot.
+fn states(view: &View) -> Markup {
+    html! {
+        ul.states {
+            @if view.queues.is_empty() {
+                li data-tone="none" { (view.unseen) ": no queued events, no attempts and no dead letters." }
+            }
+            @for of in &view.queues {
+                @let tone = match of.tone { Tone::Good => "good", Tone::Waits => "waits", Tone::Bad => "bad" };
+                li data-key=(of.pipeline) data-tone=(tone) {
+                    a href={ "#" (of.pipeline) } { (of.pipeline) } ": " (of.words) "."
+                }
+            }
+        }
+    }
+}
+
 fn queue(view: &View, of: &OfBot) -> Markup {
     let OfBot { pipeline, look, .. } = of;
     html! {
-        div.panel data-key=(pipeline) {
+        div.panel id=(pipeline) data-key=(pipeline) {
             div.title {
                 h3 { a href=(pipeline::path(pipeline)) { (pipeline) } }
-                span.off[look.state == BotState::Paused] {
-                    @if look.state == BotState::Parked && look.throttled_since_ms.is_some() {
-                        "parked: its rate holds it back"
-                    } @else if let Some(note) = &look.pause {
-                        (note.words(view.now_ms, spoken))
-                    } @else {
-                        (state(look.state))
-                    }
-                }
+                span.off[look.state == BotState::Paused] { (state(look.state)) }
             }
             dl.facts {
+                (chart::facts(&of.flow))
                 div { dt { "Events" } dd { (grouped(look.depth)) } }
                 div { dt { "Bytes" } dd { (held(of.holds.queued_bytes, of.quotas.queued_bytes)) } }
                 div { dt { "Oldest" } dd { (spoken(look.oldest_age_ms)) } }
@@ -96,6 +122,16 @@ fn queue(view: &View, of: &OfBot) -> Markup {
                 p { "Every call fails since " (ago(*since_ms)) " ago. Failed " (ago(*time_ms)) " ago: " (reason) }
             }
             (dead(view, of))
+            @if of.holds.pending > 0 {
+                p {
+                    a href=(super::super::scheduled::path(&view.bot)) {
+                        (grouped(of.holds.pending)) @if of.holds.pending == 1 { " scheduled notification" } @else { " scheduled notifications" }
+                    }
+                    ": when they are due, cancel, send now."
+                }
+            } @else if of.holds.delayed_events > 0 {
+                p { (grouped(of.holds.delayed_events)) @if of.holds.delayed_events == 1 { " delayed event" } @else { " delayed events" } ". They are queued when they are due." }
+            }
             @if !of.lanes.is_empty() { (lanes(view, &of.lanes)) }
             @if !of.next.is_empty() {
                 div.wide tabindex="0" role="region" aria-label="Next events" {
@@ -120,12 +156,13 @@ fn queue(view: &View, of: &OfBot) -> Markup {
                     }
                 }
             }
+            (chart::chart(pipeline, &of.flow))
             @if !of.attempts.is_empty() {
                 h4 { "Last attempts" }
                 (attempts::table(&of.attempts, view.now_ms, &format!("Last attempts in {pipeline}")))
             }
             @if view.may_operate { (actions(view, of)) }
-            @if view.may_set { (settings(view, of)) }
+            @if view.may_set { (Form::of(look).markup(&view.bot, pipeline)) }
         }
     }
 }
@@ -174,37 +211,28 @@ fn held(bytes: u64, quota: u64) -> String {
 }
 
 /// The number of dead letters, and the newest ones.
-fn dead(view: &View, OfBot { pipeline, dead, .. }: &OfBot) -> Markup {
+fn dead(view: &View, OfBot { pipeline, dead, holds, .. }: &OfBot) -> Markup {
+    // The newest ones are found among the newest of all bots of a shard.
+    let count = holds.dead_letters.max(dead.count);
     html! {
-        @if dead.count > 0 {
+        @if count > 0 {
             p {
                 a href=(super::super::dead::path_of(pipeline, view.bot.as_str())) {
-                    @if dead.at_least { "At least " }
-                    (grouped(dead.count)) @if dead.count == 1 { " dead letter" } @else { " dead letters" }
+                    (grouped(count)) @if count == 1 { " dead letter" } @else { " dead letters" }
                 }
-                ", the newest:"
+                @if !dead.newest.is_empty() { ", the newest:" }
             }
             ul {
                 @for letter in &dead.newest {
                     li data-key=(letter.id) {
                         (spoken(view.now_ms.saturating_sub(letter.time_ms) / 1_000 * 1_000)) " ago, "
                         @if let Some(kind) = &letter.kind { code { (kind) } " " }
-                        (letter.event.as_deref().unwrap_or("its record cannot be read")) ": " (letter.reason)
+                        (letter.event.as_deref().map_or_else(|| "its record cannot be read".to_owned(), short)) ": " (short(&letter.reason))
                     }
                 }
             }
         }
     }
-}
-
-/// The start of a long text.
-fn short(text: &str) -> String {
-    const CHARACTERS: usize = 120;
-    let mut shown: String = text.chars().take(CHARACTERS).collect();
-    if shown.len() < text.len() {
-        shown.push('…');
-    }
-    shown
 }
 
 fn actions(view: &View, of: &OfBot) -> Markup {
@@ -244,90 +272,26 @@ fn actions(view: &View, of: &OfBot) -> Markup {
     }
 }
 
-/// The form for its weight, rate and burst. Empty fields mean those of the pipeline.
-fn settings(view: &View, OfBot { pipeline, look, .. }: &OfBot) -> Markup {
-    html! {
-        form.settings method="post" action={ (path(&view.bot)) "/" (pipeline) "/set" } {
-            label { "Weight" input name="weight" maxlength="8" size="6" inputmode="decimal" value=(look.weight); }
-            label { "Rate" input name="rate" maxlength="16" size="10" placeholder="10/s, 30/m, unlimited" value=[look.rate]; }
-            label { "Burst" input name="burst" maxlength="7" size="6" inputmode="numeric" value=[look.burst]; }
-            button type="submit" aria-label={ "Set in " (pipeline) } { "Set" }
-            p { "An empty field: as for the other bots of the pipeline." }
-        }
-    }
-}
-
-fn rules(rules: &Result<Vec<Shown>, String>) -> Markup {
-    let rules = match rules {
-        Ok(rules) => rules,
+/// The first rules, and where the others are.
+fn rules_of(view: &View, found: &Result<Vec<Shown>, String>) -> Markup {
+    let found = match found {
+        Ok(found) => found,
         Err(why) => return html! { p.none { (why) } },
     };
     html! {
-        @if rules.is_empty() {
-            p.none { "None. A rule is written by " code { "PUT /v1/bots/BOT/automations/RULE" } "." }
+        @if found.is_empty() {
+            p.none { "None. A rule is written here, or by " code { "PUT /v1/bots/BOT/automations/RULE" } "." }
         } @else {
             p { "In the order in which they are gone through. What happened to them is counted since they were made." }
-            div.wide tabindex="0" role="region" aria-label="Rules" {
-                table {
-                    thead {
-                        tr {
-                            th scope="col" { "Rule" }
-                            th scope="col" { "On" }
-                            th scope="col" { "Filter" }
-                            th scope="col" { "Actions" }
-                            th.number scope="col" { "Matched" }
-                            th.number scope="col" { "Actions decided" }
-                            th.number scope="col" { "Errors" }
-                            th scope="col" { "Last error" }
-                        }
-                    }
-                    tbody { @for rule in rules { (row(rule)) } }
-                }
+            (rules::table(&view.bot, &found[..found.len().min(RULES)], view.may_operate))
+            @if found.len() > RULES {
+                p { a href=(rules::path_of_all(&view.bot)) { "All " (grouped(found.len() as u64)) " rules" } }
             }
         }
     }
 }
 
-fn row(Shown { id, rule, stats }: &Shown) -> Markup {
-    html! {
-        tr {
-            th scope="row" {
-                (id)
-                @if !rule.name.is_empty() { br; span.none { (rule.name) } }
-                @if !rule.enabled { br; span.off { "off" } }
-            }
-            td { @for kind in &rule.on { code { (kind) } br; } }
-            td.text { @if let Some(filter) = &rule.filter { code { (filter) } } @else { span.none { "all" } } }
-            td.text { @for action in &rule.actions { code { (spoken_action(action)) } br; } }
-            @for n in [stats.matched, stats.actions, stats.errors] {
-                td.number.zero[n == 0] { (grouped(n)) }
-            }
-            td.text {
-                @if let Some(last) = &stats.last_error {
-                    time datetime=(last.at) { (last.at) } br;
-                    (last.reason) br;
-                    span.none { "event " (last.event) }
-                }
-            }
-        }
-    }
-}
-
-/// An action in a short notation: its name and its parameters.
-fn spoken_action(action: &crate::automations::rule::Action) -> String {
-    let Ok(serde_json::Value::Object(map)) = serde_json::to_value(action) else {
-        return action.name().to_owned();
-    };
-    let parts = map.values().next().and_then(serde_json::Value::as_object);
-    let parts = parts.into_iter().flatten().map(|(key, value)| match value {
-        serde_json::Value::String(text) => format!("{key}={text}"),
-        other => format!("{key}={other}"),
-    });
-    let parts: Vec<String> = parts.collect();
-    format!("{} {}", action.name(), parts.join(" "))
-}
-
-/// The state in words.
+/// The state of a queue in a word or two, for tables.
 pub(in super::super) fn state(state: BotState) -> &'static str {
     match state {
         BotState::Ready => "waits for a worker",

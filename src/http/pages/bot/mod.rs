@@ -1,36 +1,44 @@
 //! The page of a bot: its queues with their leases, its rules with their statistics, and one of its
 //! subscribers.
 
+mod chart;
 mod content;
+mod listing;
+pub(super) mod rules;
+mod settings;
 
 use std::sync::Arc;
 
 use axum::extract::{FromRequest as _, Request, State};
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Redirect, Response};
-use maud::html;
 use reqwest::Url;
 use serde::Deserialize;
 
+use self::chart::{Flow, start_ms, starts};
+use self::content::body;
 pub(super) use self::content::state;
-use self::content::{body, which};
+pub(super) use self::listing::ask;
+use self::settings::Form;
 use super::super::auth::Caller;
 use super::super::automations::{Shown, shown};
 use super::super::extract::{Path, Query};
 use super::super::parameters::Parameters;
 use super::super::problem::Problem;
 use super::super::{Api, bots};
-use super::overview::ranking;
-use super::{Refusal, headline, reason};
+use super::{Refusal, reason, spoken};
 use crate::automations::subscribers::Kept;
 use crate::clock::millis;
+use crate::condition::{Condition, Handled, Terms, Tone};
 use crate::config::Scope;
+use crate::counters::{self, Counters};
 use crate::event::Glimpse;
 use crate::history::Attempt;
 use crate::id::{BotId, PipelineName};
 use crate::pipeline::Protected;
-use crate::queue::{BotChange, BotState, BotView, DeadOfBot, Holdings, LaneAside, LastFailure};
-use crate::rate::{BURST_MAX, BotRate, LimitError, Weight};
+use crate::presence::{self, Process};
+use crate::queue::{BotView, DeadOfBot, Holdings, LaneAside, LastFailure};
+use crate::rate::Weight;
 
 /// Number of next events shown per queue.
 const NEXT: usize = 5;
@@ -39,14 +47,6 @@ const ATTEMPTS: usize = 10;
 /// Maximum number and bytes of events shown of the lanes that are set aside.
 const ASIDE: usize = 64;
 const ASIDE_BYTES: usize = 64 << 10;
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Asked {
-    /// The bot. A form may send an empty text.
-    #[serde(default)]
-    bot: String,
-}
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -68,10 +68,14 @@ struct View {
     /// The queues with events, attempts, a state other than idle, dead letters, or settings for the
     /// bot.
     queues: Vec<OfBot>,
+    /// Says that nothing is known of the bot.
+    unseen: String,
     now_ms: u64,
     may_operate: bool,
     /// Whether the token sets weights and rates: it is for all bots.
     may_set: bool,
+    /// Whether views are counted here.
+    counts: bool,
     /// The requested subscriber, and its profile.
     subscriber: Option<(String, Option<Kept>)>,
 }
@@ -80,6 +84,10 @@ struct View {
 struct OfBot {
     pipeline: PipelineName,
     look: BotView,
+    /// The state in words.
+    words: String,
+    tone: Tone,
+    flow: Flow,
     failure: Option<LastFailure>,
     dead: DeadOfBot,
     holds: Holdings,
@@ -91,36 +99,6 @@ struct OfBot {
     /// Its lanes that are set aside.
     lanes: Vec<LaneAside>,
     kept: Option<Protected>,
-}
-
-/// Asks for a bot, and lists the bots with the longest queues.
-pub(super) async fn ask(
-    State(api): State<Arc<Api>>,
-    caller: Caller,
-    headers: HeaderMap,
-    asked: Result<Query<Asked>, Problem>,
-) -> Result<Response, Refusal> {
-    let Query(Asked { bot }) = asked?;
-    if !bot.is_empty() {
-        let bot = BotId::parse(&bot).map_err(|error| Problem::field("bot", error.to_string()))?;
-        return Ok(Redirect::to(&path(&bot)).into_response());
-    }
-    let looked_at = (Arc::clone(&api), caller.clone());
-    let content = async |seen: Arc<(Arc<Api>, Caller)>| {
-        let (api, caller) = &*seen;
-        let overview = api.overview().await?;
-        let busiest = api.busiest(caller, &overview).await?;
-        Ok(html! {
-            (headline("Bots", caller.has_token()))
-            p { "Queues, rules and subscribers of a bot." }
-            (which(None))
-            section {
-                h2 { "Bots with the longest queues" }
-                (ranking(&busiest))
-            }
-        })
-    };
-    api.live.show((&caller, &headers), "Bots", looked_at, content).await
 }
 
 /// The path of the page of a bot.
@@ -169,52 +147,115 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
         }
         Err(problem) => rules = rules.map_err(|_| problem.detail().to_owned()),
     }
-    let mut queues = Vec::new();
-    let now = api.clock.now();
+    let (mut queues, mut unseen) = (Vec::new(), "Never seen".to_owned());
+    let processes = presence::processes(api.queues.link()).await?;
     for pipeline in api.queues.names().await? {
-        let queue = api.queues.of(&pipeline);
-        let look = queue.view_bot(bot, now).await?;
-        let dead = queue.dead_of(bot).await?;
-        let is_set = look.weight != Weight::ONE || look.rate.is_some() || look.burst.is_some();
-        let attempts = queue.attempts(bot, ATTEMPTS).await?;
-        if !attempts.is_empty()
-            || look.depth > 0
-            || look.state != BotState::Idle
-            || dead.count > 0
-            || is_set
-        {
-            let next = queue.glimpse_events(bot, NEXT).await?;
-            let lanes = match look.set_aside {
-                0 => Vec::new(),
-                _ => queue.lanes_aside(bot, ASIDE, ASIDE_BYTES).await?,
-            };
-            let failure = queue.last_failure(&look).await?;
-            let kept = queue.protected();
-            let holds = queue.holdings(bot).await?;
-            let quotas = queue.quotas().of(bot).into();
-            queues.push(OfBot {
-                pipeline,
-                look,
-                failure,
-                dead,
-                holds,
-                quotas,
-                attempts,
-                next,
-                lanes,
-                kept,
-            });
+        match in_pipeline(api, caller, (bot, &pipeline), &processes).await? {
+            Known::Queue(queue) => queues.push(*queue),
+            Known::Unseen(words) => unseen = words,
         }
     }
+    let now = api.clock.now();
     Ok(View {
         bot: bot.clone(),
         rules,
         queues,
+        unseen,
         now_ms: millis(now),
         may_operate: caller.check_scope(Scope::Operate).is_ok(),
         may_set: caller.check_scope(Scope::Operate).is_ok() && caller.check_all_bots().is_ok(),
+        counts: api.services.of::<Counters>(counters::PIPELINE).is_ok(),
         subscriber: known,
     })
+}
+
+/// What a pipeline knows of a bot.
+enum Known {
+    Queue(Box<OfBot>),
+    /// Nothing, in words.
+    Unseen(String),
+}
+
+async fn in_pipeline(
+    api: &Api,
+    caller: &Caller,
+    (bot, pipeline): (&BotId, &PipelineName),
+    processes: &[Process],
+) -> Result<Known, Problem> {
+    let (queue, now) = (api.queues.of(pipeline), api.clock.now());
+    let now_ms = millis(now);
+    let look = queue.view_bot(bot, now).await?;
+    let holds = queue.holdings(bot).await?;
+    let recent = queue.recent(bot, start_ms(now_ms)).await?;
+    let attempts = if recent.attempts.len() < ATTEMPTS {
+        queue.attempts(bot, ATTEMPTS).await?
+    } else {
+        recent.attempts[..ATTEMPTS].to_vec()
+    };
+    let failure = queue.last_failure(&look).await?;
+    let terms = Terms::of(api.queues.configured(pipeline), caller.check_all_bots().is_ok());
+    let handled = presence::handler_of(processes, pipeline, bot).map(|(process, since_ms)| {
+        // Machines are shown to tokens for all bots only.
+        let host = if caller.covers_all() { process.host.as_str() } else { "process" };
+        Handled { since_ms, process: (host, process.pid) }
+    });
+    let condition = Condition {
+        look: &look,
+        failure: failure.as_ref(),
+        attempts: &attempts,
+        holds: &holds,
+        stopped: queue.is_stopped(bot).await?,
+        handled,
+        terms: &terms,
+    };
+    let (words, tone) = (condition.words(now_ms, spoken), condition.tone());
+    let is_set = look.weight != Weight::ONE || look.rate.is_some() || look.burst.is_some();
+    if condition.is_unseen() && !is_set {
+        return Ok(Known::Unseen(words));
+    }
+    // Lanes that are set aside are not in the order of arrival.
+    let length = look.depth.saturating_sub(look.set_aside);
+    let before = queue.arrived_until(bot, &starts(now_ms), length).await?;
+    let flow = Flow::new(&recent, &before, length, now_ms);
+    let dead = match holds.dead_letters {
+        0 => DeadOfBot::default(),
+        _ => queue.dead_of(bot).await?,
+    };
+    let lanes = match look.set_aside {
+        0 => Vec::new(),
+        _ => queue.lanes_aside(bot, ASIDE, ASIDE_BYTES).await?,
+    };
+    let next = match look.depth {
+        0 => Vec::new(),
+        _ => queue.glimpse_events(bot, NEXT).await?,
+    };
+    let (kept, quotas) = (queue.protected(), queue.quotas().of(bot).into());
+    let pipeline = pipeline.clone();
+    Ok(Known::Queue(Box::new(OfBot {
+        pipeline,
+        look,
+        words,
+        tone,
+        flow,
+        failure,
+        dead,
+        holds,
+        quotas,
+        attempts,
+        next,
+        lanes,
+        kept,
+    })))
+}
+
+/// The start of a long text.
+fn short(text: &str) -> String {
+    const CHARACTERS: usize = 120;
+    let mut shown: String = text.chars().take(CHARACTERS).collect();
+    if shown.len() < text.len() {
+        shown.push('…');
+    }
+    shown
 }
 
 pub(super) async fn pause(
@@ -254,42 +295,31 @@ pub(super) async fn purge(
     Ok(Redirect::to(&path(&of.bot)))
 }
 
-/// Sets what the form has. An empty field sets the bot back to what others have.
+/// Sets what the form has. An empty field sets the bot back to what others have. A form with a wrong
+/// field is shown again.
 pub(super) async fn set(
     State(api): State<Arc<Api>>,
     caller: Caller,
     Path(of): Path<bots::BotPath>,
     request: Request,
-) -> Result<Redirect, Refusal> {
+) -> Result<Response, Refusal> {
     caller.check_all_bots()?;
-    let change = change(Parameters::from_request(request, &()).await?)?;
     let queue = of.queue(&api, &caller).await?;
-    of.set(&api, &caller, &queue, change).await?;
-    Ok(Redirect::to(&path(&of.bot)))
-}
-
-fn change(mut fields: Parameters) -> Result<BotChange, Problem> {
-    let refused = |field: &str, text: &str, error: LimitError| {
-        Problem::field(field, format!("it is {text:?}; {error}"))
-    };
-    let mut take = |field: &str| fields.take(field).map(|text| text.trim().to_owned());
-    let weight = match take("weight") {
-        None => Weight::ONE,
-        Some(text) => text.parse().map_err(|error| refused("weight", &text, error))?,
-    };
-    let rate: Option<BotRate> = match take("rate") {
-        None => None,
-        Some(text) => Some(text.parse().map_err(|error| refused("rate", &text, error))?),
-    };
-    let burst: Option<u32> = match take("burst") {
-        None => None,
-        Some(text) => {
-            let burst = text.parse().ok().filter(|burst| (1..=BURST_MAX).contains(burst));
-            Some(burst.ok_or_else(|| refused("burst", &text, LimitError::Burst))?)
+    let mut fields = Parameters::from_request(request, &()).await?;
+    let mut take = |name| fields.take(name).unwrap_or_default();
+    let (weight, rate, burst) = (take("weight"), take("rate"), take("burst"));
+    let form = Form::new(weight, rate, burst);
+    fields.done(&["weight", "rate", "burst"])?;
+    let change = match form.change() {
+        Ok(change) => change,
+        Err(form) => {
+            let title = format!("Limits of bot {}", of.bot);
+            let content = form.page(&of.bot, &of.pipeline, caller.has_token());
+            return Ok((StatusCode::BAD_REQUEST, super::page(&title, &content)).into_response());
         }
     };
-    fields.done(&["weight", "rate", "burst"])?;
-    Ok(BotChange { weight: Some(weight), rate: rate.into(), burst: burst.into() })
+    of.set(&api, &caller, &queue, change).await?;
+    Ok(Redirect::to(&path(&of.bot)).into_response())
 }
 
 #[cfg(test)]

@@ -5,11 +5,11 @@ use serde_json::json;
 use super::super::super::automations::Happened;
 use super::*;
 use crate::id::{RuleId, Sequence};
-use crate::queue::LetterOfBot;
+use crate::queue::{BotState, LetterOfBot};
 
-fn waiting() -> BotView {
+pub(super) fn waiting(bot: &str) -> BotView {
     BotView {
-        bot: BotId::parse("b").unwrap(),
+        bot: BotId::parse(bot).unwrap(),
         state: BotState::Ready,
         depth: 1_234,
         set_aside: 0,
@@ -33,7 +33,10 @@ fn view(rules: Result<Vec<Shown>, String>) -> View {
         rules,
         queues: vec![OfBot {
             pipeline: PipelineName::parse("automations").unwrap(),
-            look: waiting(),
+            look: waiting("b"),
+            words: "Waiting for <em>".to_owned(),
+            tone: Tone::Waits,
+            flow: Flow::new(&crate::queue::Recent::default(), &[], 0, 0),
             failure: Some(LastFailure { reason: "<b>no</b>".to_owned(), time_ms: 0, since_ms: 0 }),
             dead: DeadOfBot {
                 count: 1_002,
@@ -47,16 +50,18 @@ fn view(rules: Result<Vec<Shown>, String>) -> View {
                     time_ms: 0,
                 }],
             },
-            holds: Holdings { queued_bytes: 3 << 20, ..Holdings::default() },
+            holds: Holdings { queued_bytes: 3 << 20, dead_letters: 1_002, ..Holdings::default() },
             quotas: Holdings { queued_bytes: 64 << 20, ..Holdings::default() },
             attempts: Vec::new(),
             next: Vec::new(),
             lanes: Vec::new(),
             kept: None,
         }],
+        unseen: "Never seen".to_owned(),
         now_ms: 0,
         may_operate: true,
         may_set: true,
+        counts: true,
         subscriber: Some(("<i>".to_owned(), Some(kept))),
     }
 }
@@ -78,9 +83,12 @@ fn text_of_tenants_is_escaped_and_figures_are_shown() {
         "3.0 MiB of 64.0 MiB",
         "1 min",
         "Delete the queued events of &lt;b&gt;",
-        "/pipelines/automations/dead?bot=%3Cb%3E%26%22\">At least 1,002 dead letters",
+        "/pipelines/automations/dead?bot=%3Cb%3E%26%22\">1,002 dead letters",
         "&lt;em&gt;never",
         "emit delay=600 type=&lt;a&gt;",
+        "Waiting for &lt;em&gt;.",
+        "/counters?bot=%3Cb%3E%26%22",
+        "/bots/%3Cb%3E%26%22/rule?id=10-x",
         ">off<",
         "Log out",
     ] {
@@ -126,4 +134,31 @@ fn the_path_of_a_bot_leads_back_to_it_whatever_its_id_holds() {
     ] {
         assert_eq!(path(&BotId::parse(id).unwrap()), expected);
     }
+}
+
+#[test]
+fn many_rules_with_long_texts_make_a_short_page() {
+    let long = "x".repeat(4_000);
+    let rule = json!({ "name": "n", "on": vec!["a"; 50], "filter": long,
+        "actions": vec![json!({ "emit": { "type": "t", "data": long } }); 20] });
+    let shown = |n: usize| Shown {
+        id: RuleId::parse(&format!("r{n}")).unwrap(),
+        rule: serde_json::from_value(rule.clone()).unwrap(),
+        stats: Happened::default(),
+    };
+    let page = body(&view(Ok((0..1_000).map(shown).collect())), true).into_string();
+    assert!(page.contains("All 1,000 rules") && page.contains("and 47 more"), "{page}");
+    assert!(page.len() < 50_000, "{} bytes", page.len());
+}
+
+#[test]
+fn a_bot_that_was_never_seen_is_called_so() {
+    let mut view = view(Ok(Vec::new()));
+    view.queues.clear();
+    let page = body(&view, true).into_string();
+    assert!(
+        page.contains("Never seen: no queued events, no attempts and no dead letters."),
+        "{page}"
+    );
+    assert!(!page.contains("Queues"), "{page}");
 }

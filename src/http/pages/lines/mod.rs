@@ -173,6 +173,11 @@ impl Line {
         Self { range, points }
     }
 
+    /// These values of the last 15 minutes, each with its age in ms, the oldest first.
+    pub(super) fn recent(points: Vec<(u64, Option<f64>)>) -> Self {
+        Self { range: Range::Recent, points }
+    }
+
     fn known(&self) -> impl Iterator<Item = f64> {
         self.points.iter().filter_map(|(_, value)| *value)
     }

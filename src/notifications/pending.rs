@@ -1,0 +1,103 @@
+//! The notifications of one bot that have not ended, in the order in which Fairlane looks at them next.
+
+use redis::Pipeline;
+
+use crate::id::BotId;
+use crate::notifications::record::{Kept, NotificationId};
+use crate::queue::Queue;
+use crate::redis::{RedisError, Reply};
+
+/// Number of due times of a shard per read, and maximum number of reads: all bots of a shard share the
+/// list.
+const PAGE: usize = 500;
+const PAGES: usize = 20;
+
+/// The place behind a notification: its next time, ms since 1970, and its id.
+pub(crate) type Place = (u64, NotificationId);
+
+/// A part of the list.
+#[derive(Debug, Default)]
+pub(crate) struct Pending {
+    pub(crate) found: Vec<Kept>,
+    /// Where the next part starts; `None`: there are no more.
+    pub(crate) next: Option<Place>,
+}
+
+impl Queue {
+    /// The next notifications of a bot, at most `limit`, behind `after`. Those that are due and queued
+    /// already are not among them. It reads up to 10,000 due times of the shard, so that a part may be
+    /// empty although there are more.
+    pub(crate) async fn pending_of(
+        &self,
+        bot: &BotId,
+        after: Option<Place>,
+        limit: usize,
+    ) -> Result<Pending, RedisError> {
+        let keys = self.keys_of(bot);
+        let (mut place, mut pending) = (after, Pending::default());
+        for _ in 0..PAGES {
+            let (page, is_last) = self.due_behind(bot, place).await?;
+            let mut pipe = Pipeline::with_capacity(page.len());
+            for (_, id) in &page {
+                pipe.cmd("HGET").arg(keys.notification(*id)).arg("bot");
+            }
+            if page.is_empty() {
+                return Ok(pending);
+            }
+            let bots = self.link().run_checked("HGET", &pipe).await?;
+            for (at, of) in page.iter().zip(bots) {
+                place = Some(*at);
+                let of = Reply::single(of).and_then(|mut reply| reply.text());
+                let of = of.map_err(|error| self.link().misread("HGET", error))?;
+                if of != bot.as_str() {
+                    continue;
+                }
+                pending.found.extend(self.notification(at.1).await?);
+                if pending.found.len() == limit {
+                    pending.next = place;
+                    return Ok(pending);
+                }
+            }
+            if is_last {
+                return Ok(pending);
+            }
+        }
+        pending.next = place;
+        Ok(pending)
+    }
+
+    /// The next due times of a shard behind a place, and whether they are the last ones.
+    async fn due_behind(
+        &self,
+        bot: &BotId,
+        place: Option<Place>,
+    ) -> Result<(Vec<Place>, bool), RedisError> {
+        let misread = |error| self.link().misread("ZRANGE", error);
+        let (mut skipped, from) = (0, place.map_or(0, |(ms, _)| ms));
+        loop {
+            let mut range = redis::cmd("ZRANGE");
+            range.arg(&self.keys_of(bot).due).arg(from).arg("+inf").arg("BYSCORE");
+            range.arg("LIMIT").arg(skipped).arg(PAGE).arg("WITHSCORES");
+            let reply = self.link().command("ZRANGE", range).await?;
+            let mut reply = Reply::new(reply).map_err(misread)?;
+            let (mut found, mut read) = (Vec::with_capacity(PAGE), 0);
+            while reply.len() > 0 {
+                let id = reply.text().map_err(misread)?;
+                let ms = reply.score().map_err(misread)?.and_then(|ms| u64::try_from(ms).ok());
+                read += 1;
+                let Ok(id) = id.parse::<NotificationId>() else { continue };
+                let at = (ms.unwrap_or_default(), id);
+                // Several are due in the same millisecond, in the order of their ids.
+                if place
+                    .is_none_or(|(ms, before)| at.0 > ms || at.1.to_string() > before.to_string())
+                {
+                    found.push(at);
+                }
+            }
+            if !found.is_empty() || read < PAGE {
+                return Ok((found, read < PAGE));
+            }
+            skipped += PAGE;
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Dead letters that fit a filter: counted, grouped by their reasons, redriven or dropped. Everything is
+//! bounded, because a pipeline may have millions of large letters.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{LetterOfBot, Queue};
+use crate::clock::millis;
+use crate::id::{BotId, LetterId, Offset, Shard};
+use crate::redis::RedisError;
+use crate::redis::scripts::{
+    DropLetters, Dropping, LetterPortion, Letters, Part, RawLetter, Redrive,
+};
+
+/// Maximum number of letters per read and per write.
+const PAGE: usize = 100;
+/// Maximum number of bytes that a script reads in one call.
+const READ_BYTES: usize = 4 << 20;
+/// Number of the newest letters that are grouped, over all shards, and their bytes.
+pub(crate) const GROUPED: usize = 1_000;
+const GROUPED_BYTES: usize = 8 << 20;
+/// Least number of letters of a shard that are grouped.
+const GROUPED_MIN: usize = 16;
+
+/// Which dead letters.
+#[derive(Clone, Copy)]
+pub(crate) struct Wish<'a> {
+    /// Only of this bot.
+    pub(crate) bot: Option<&'a BotId>,
+    /// Only of these bots.
+    pub(crate) wanted: &'a (dyn Fn(&BotId) -> bool + Sync),
+    /// Only with this text in their reason; empty: any.
+    pub(crate) reason: &'a str,
+}
+
+impl Wish<'_> {
+    pub(super) fn fits(&self, bot: &BotId, reason: &str) -> bool {
+        self.bot.is_none_or(|wanted| wanted == bot)
+            && (self.wanted)(bot)
+            && (self.reason.is_empty() || reason.contains(self.reason))
+    }
+}
+
+/// What to do with dead letters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Deed {
+    Redrive,
+    Drop,
+}
+
+/// The end of a search or of an action.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bound {
+    pub(crate) letters: u64,
+    pub(crate) deadline: Instant,
+}
+
+/// A number of letters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Swept {
+    pub(crate) count: u64,
+    /// Whether the bound ended it, so that there may be more.
+    pub(crate) more: bool,
+}
+
+/// The newest letters by their reasons.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Reasons {
+    /// The most frequent ones first.
+    pub(crate) found: Vec<(String, u64)>,
+    /// Whether there are older letters, which are not counted.
+    pub(crate) more: bool,
+}
+
+impl Queue {
+    /// The newest letters that fit, grouped by their reasons: about [`GROUPED`] letters are read.
+    pub(crate) async fn reasons_of_dead(&self, wish: Wish<'_>) -> Result<Reasons, RedisError> {
+        let shards: Vec<Shard> = self.dead_shards(wish.bot).collect();
+        let reads: Vec<Letters<'_>> = shards
+            .iter()
+            .map(|&shard| Letters {
+                keys: self.keys(shard),
+                newest_first: true,
+                from: "+",
+                until: "-",
+                limit: (GROUPED / shards.len()).max(GROUPED_MIN),
+                bytes: GROUPED_BYTES / shards.len(),
+                part: Part::Start(0),
+            })
+            .collect();
+        let (mut counts, mut more) = (HashMap::<String, u64>::new(), false);
+        for portion in self.link().call_all(&reads).await? {
+            let portion = portion?;
+            more |= portion.more && !portion.letters.is_empty();
+            for (_, raw) in fitting(wish, portion) {
+                *counts.entry(raw.reason).or_default() += 1;
+            }
+        }
+        let mut found: Vec<(String, u64)> = counts.into_iter().collect();
+        found.sort_by(|a, b| (b.1, &a.0).cmp(&(a.1, &b.0)));
+        Ok(Reasons { found, more })
+    }
+
+    /// Counts the letters that fit and are not newer than `until`.
+    pub(crate) async fn count_dead(
+        &self,
+        wish: Wish<'_>,
+        until: Duration,
+        bound: Bound,
+    ) -> Result<Swept, RedisError> {
+        self.walk(wish, until, bound, None).await
+    }
+
+    /// Redrives or drops the letters that fit and are not newer than `until`, the oldest of a shard
+    /// first, so that a bot gets its events in order. Events that fail again meanwhile stay dead letters.
+    pub(crate) async fn sweep_dead(
+        &self,
+        wish: Wish<'_>,
+        until: Duration,
+        bound: Bound,
+        deed: Deed,
+    ) -> Result<Swept, RedisError> {
+        self.walk(wish, until, bound, Some(deed)).await
+    }
+
+    /// Redrives or drops letters of one shard; returns how many of them still existed.
+    pub(crate) async fn settle_letters(
+        &self,
+        shard: Shard,
+        letters: &[(BotId, Offset)],
+        deed: Deed,
+    ) -> Result<u64, RedisError> {
+        if letters.is_empty() {
+            return Ok(0);
+        }
+        let keys = self.keys(shard);
+        if deed == Deed::Drop {
+            let ids: Vec<Offset> = letters.iter().map(|(_, id)| *id).collect();
+            return self.link().call(&DropLetters { keys, letters: Dropping::Ids(&ids) }).await;
+        }
+        let mut count = 0;
+        if self.ledger().is_some() {
+            for (bot, entry) in letters {
+                count += u64::from(self.redrive(bot, LetterId::new(shard, *entry)).await?);
+            }
+            return Ok(count);
+        }
+        let (slice_us, renews) = (self.limits().slice_us, self.kind.renews);
+        let calls: Vec<Redrive<'_>> = letters
+            .iter()
+            .map(|(bot, id)| Redrive { keys, id: *id, bot, slice_us, renews })
+            .collect();
+        for reply in self.link().call_all(&calls).await? {
+            count += u64::from(reply?);
+        }
+        Ok(count)
+    }
+
+    /// These letters without their payloads, as far as they still exist.
+    pub(crate) async fn glimpse_letters(
+        &self,
+        ids: &[LetterId],
+    ) -> Result<Vec<(BotId, LetterOfBot)>, RedisError> {
+        let shards = usize::from(self.shard_count().get());
+        let known = ids.iter().filter(|id| id.shard.index() < shards);
+        let known: Vec<(LetterId, usize)> = known.map(|id| (*id, 0)).collect();
+        self.glimpses(&known).await
+    }
+
+    /// Goes through the letters that fit, the oldest of each shard first. Counts them only, unless there
+    /// is something to do with them.
+    async fn walk(
+        &self,
+        wish: Wish<'_>,
+        until: Duration,
+        bound: Bound,
+        deed: Option<Deed>,
+    ) -> Result<Swept, RedisError> {
+        let (mut swept, until) = (Swept::default(), millis(until).to_string());
+        for shard in self.dead_shards(wish.bot) {
+            let mut from = "-".to_owned();
+            loop {
+                if swept.count >= bound.letters || Instant::now() >= bound.deadline {
+                    swept.more = true;
+                    return Ok(swept);
+                }
+                let left = usize::try_from(bound.letters - swept.count).unwrap_or(PAGE);
+                let read = Letters {
+                    keys: self.keys(shard),
+                    newest_first: false,
+                    from: &from,
+                    until: &until,
+                    limit: PAGE.min(left),
+                    bytes: READ_BYTES,
+                    part: Part::Start(0),
+                };
+                let portion = self.link().call(&read).await?;
+                let Some(last) = portion.letters.last() else { break };
+                from = format!("({}", last.entry);
+                let ends = !portion.more;
+                let letters: Vec<(BotId, Offset)> =
+                    fitting(wish, portion).map(|(bot, raw)| (bot, raw.entry)).collect();
+                swept.count += match deed {
+                    Some(deed) => self.settle_letters(shard, &letters, deed).await?,
+                    None => letters.len() as u64,
+                };
+                if ends {
+                    break;
+                }
+            }
+        }
+        Ok(swept)
+    }
+}
+
+/// The letters of a portion that fit. One with a bot that cannot be read fits nothing.
+fn fitting(wish: Wish<'_>, portion: LetterPortion) -> impl Iterator<Item = (BotId, RawLetter)> {
+    portion.letters.into_iter().filter_map(move |raw| {
+        let bot = BotId::parse(&raw.bot).ok()?;
+        wish.fits(&bot, &raw.reason).then_some((bot, raw))
+    })
+}
