@@ -70,9 +70,9 @@ impl Queue {
         let answers = self.link().run_checked("names", &pipe).await?;
         let mut pauses = Pipeline::new();
         for (keys, answers) in self.shards().iter().zip(answers.chunks(5)) {
-            let [ready, busy, failed, paused, history] = answers else { continue };
+            let [ready, busy, failed, stopped, history] = answers else { continue };
             // A set cannot be read in part by its order.
-            if matches!(paused, Value::Int(count) if (1..=PAUSED_MAX).contains(count)) {
+            if matches!(stopped, Value::Int(count) if (1..=PAUSED_MAX).contains(count)) {
                 pauses.cmd("SMEMBERS").arg(keys.paused());
             }
             for list in [ready, busy, failed] {
