@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::error::CliError;
+use super::operator;
 use super::output::{Output, Table, duration, number};
 use super::session::Session;
 use crate::clock::{Clock as _, SystemClock, millis};
@@ -14,6 +15,7 @@ use crate::id::{BotId, PipelineName};
 use crate::notifications::PIPELINE;
 use crate::notifications::record::{Kept, NotificationId, State, When};
 use crate::notifications::scripts::{Amended, Amendment};
+use crate::trail::Action as Act;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -168,12 +170,17 @@ async fn amend(
 ) -> Result<Done, CliError> {
     let queue = session.queue(pipeline);
     let kept = queue.notification(id).await?.ok_or(CliError::NoNotification)?;
-    match queue.amend(&kept, amendment, SystemClock.now()).await? {
-        Amended::Done => Ok(Done { id, bot: kept.bot }),
-        Amended::Not(State::Cancelled) if amendment == Amendment::Cancel => {
-            Ok(Done { id, bot: kept.bot })
+    let cancels = amendment == Amendment::Cancel;
+    let work = async {
+        match queue.amend(&kept, amendment, SystemClock.now()).await? {
+            Amended::Done => Ok(true),
+            Amended::Not(State::Cancelled) if cancels => Ok(false),
+            Amended::Not(state) => Err(CliError::NotificationOver(state)),
+            Amended::Gone => Err(CliError::NoNotification),
         }
-        Amended::Not(state) => Err(CliError::NotificationOver(state)),
-        Amended::Gone => Err(CliError::NoNotification),
-    }
+    };
+    let action = Act::new(if cancels { "cancel notification" } else { "send notification" });
+    let action = action.in_pipeline(pipeline).of_bot(Some(&kept.bot)).target(id);
+    session.act(action, work, operator::changed).await?;
+    Ok(Done { id, bot: kept.bot })
 }

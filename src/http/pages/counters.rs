@@ -168,7 +168,7 @@ fn top_ads((bot, top): (&BotId, &Result<Top, String>)) -> Markup {
                 Ok(Top { ads, more }) => {
                     @let most = ads.first().map_or(1, |(_, views)| *views).max(1);
                     table.bars {
-                        thead { tr { th scope="col" { "Ad" } th.number scope="col" { "Views" } th scope="col" { "" } } }
+                        thead { tr { th scope="col" { "Ad" } th.number scope="col" { "Views" } th scope="col" { "Share" } } }
                         tbody {
                             @for (ad, views) in ads {
                                 tr {

@@ -16,7 +16,7 @@ pub(super) fn panel(found: &[Finding], now_ms: u64) -> Markup {
         section.problems aria-label="Problems" {
             h2 { "Problems" }
             @if found.is_empty() {
-                p.fine { "No problems found." }
+                p.fine { "Nothing is wrong." }
             } @else {
                 ul {
                     @for finding in found { (item(finding, now_ms)) }

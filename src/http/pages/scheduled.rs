@@ -113,7 +113,7 @@ fn body(view: &View, has_token: bool) -> Markup {
                             th scope="col" { "URL" }
                             th.number scope="col" { "Attempts" }
                             th scope="col" { "Last failure" }
-                            @if *may { th scope="col" { "" } }
+                            @if *may { th scope="col" { "Action" } }
                         }
                     }
                     tbody { @for one in found { (row(view, one)) } }

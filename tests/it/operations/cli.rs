@@ -296,7 +296,8 @@ async fn bots_are_listed_shown_and_changed() {
     }
     assert_eq!(place.json(&["bots", "show", "full"])["next"][2]["event"]["id"], "2");
     let unseen = place.run(&["bots", "show", "nosuch"]);
-    assert!(unseen.out.contains("\nNever seen, or not in the last 1d\n"), "{}", unseen.out);
+    let said = "bot nosuch was never seen in pipeline log, or left nothing there\n";
+    assert_eq!(unseen.out, said);
 
     place.json(&["bots", "set", "full", "--weight", "3"]);
     assert_eq!(state(&full).await.weight, 3);

@@ -75,8 +75,8 @@ async fn a_pause_with_a_reason_is_shown_everywhere_and_is_in_the_trail() {
     place.push("shop-7", 1).await;
     place.run(&["bots", "pause", "shop-7", "--reason", "the shop asked"]);
     let shown = place.run(&["bots", "show", "shop-7"]).out;
-    let note = shown.lines().find(|line| line.starts_with("pause ")).unwrap();
-    assert!(note.contains("paused by cli:") && note.ends_with(" ago: the shop asked"), "{shown}");
+    let note = shown.lines().find(|line| line.starts_with("Paused by cli:")).unwrap();
+    assert!(note.ends_with(" ago: the shop asked; 1 event waits"), "{shown}");
     let listed = place.run(&["bots", "list", "--state", "paused"]).out;
     assert!(listed.contains("REASON") && listed.contains("paused by cli:"), "{listed}");
 

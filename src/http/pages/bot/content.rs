@@ -6,7 +6,7 @@ use super::super::super::automations::Shown;
 use super::super::overview::bytes as sized;
 use super::super::{attempts, grouped, headline, pipeline, reason_field, spoken};
 use super::settings::Form;
-use super::{OfBot, View, chart, path, rules, short};
+use super::{OfBot, View, chart, encoded, path, rules, short};
 use crate::automations::profile::Profile;
 use crate::automations::subscribers::Kept;
 use crate::clock::rfc3339;
@@ -47,6 +47,13 @@ pub(super) fn body(view: &View, has_token: bool) -> Markup {
                 }
             }
             (rules_of(view, &view.rules))
+        }
+        @if view.may_set {
+            section {
+                h2 { "Operators" }
+                // The trail is long, and this page is refreshed all the time.
+                p { a href={ "/audit?bot=" (encoded(view.bot.as_str())) } { "What operators did to " (view.bot) } }
+            }
         }
         @if view.counts {
             section {

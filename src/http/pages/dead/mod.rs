@@ -142,7 +142,7 @@ fn listed(view: &Listed<'_>, caller: &Caller) -> Markup {
                             th scope="col" { "Event" }
                             th.number scope="col" { "Attempts" }
                             th scope="col" { "Reason" }
-                            @if may { th scope="col" { "" } }
+                            @if may { th scope="col" { "Action" } }
                         }
                     }
                     tbody { @for (of, letter) in letters { (row(view, of, letter, may)) } }
