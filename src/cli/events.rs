@@ -50,8 +50,8 @@ enum Action {
         /// The source of the event.
         #[arg(long, value_name = "SOURCE")]
         source: Option<String>,
-        /// Read only the entries of the bus of this time, such as "2h".
-        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+        /// Read only the bus entries of the last DURATION, such as "2h".
+        #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
         since: Option<Duration>,
     },
 }
@@ -75,6 +75,7 @@ pub(super) async fn events(config: Config, args: EventsArgs) -> Result<(), CliEr
             pipelines,
             now,
             within: WITHIN,
+            sees_all: true,
         };
         let found = find(&places, &wanted).await?;
         output.show(&found, |found| text(output, found, millis(now)))?;

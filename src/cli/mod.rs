@@ -98,7 +98,7 @@ enum Command {
     Bots(bots::BotsArgs),
     /// Find an event and the attempts at it.
     Events(events::EventsArgs),
-    /// Put events of the bus at the end of the queues of one pipeline again.
+    /// Replay events of the bus into one pipeline: append them to its queues again.
     Replay(replay::ReplayArgs),
     /// Inspect, redrive and drop dead letters.
     Dead(dead::DeadArgs),

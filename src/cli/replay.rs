@@ -32,7 +32,7 @@ Examples:
   fairlane replay --pipeline billing --from 30m --type 'order.*' --rate 100/s --yes
   fairlane replay --continue 019ab3c2-6f6e-7d52-a1c4-0f6a5b0e7c11
 
-The bus has its entries for bus.retention. Events of the replay have the attribute fairlanereplay, the
+The bus has its entries for bus.retention. Replayed events have the attribute fairlanereplay, the
 id of the replay. Other pipelines get nothing. Dead letters are queued again by `fairlane dead redrive`.";
 
 /// Arguments of `fairlane replay`.

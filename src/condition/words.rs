@@ -37,7 +37,7 @@ impl Condition<'_> {
     fn never(&self, spoken: Spoken) -> String {
         match self.terms.kept_ms {
             Some(kept) => format!("Never seen, or not in the last {}", spoken(kept)),
-            None => "Never seen, or nothing of it is kept".to_owned(),
+            None => "Never seen, or no trace of it is kept".to_owned(),
         }
     }
 
@@ -366,7 +366,7 @@ mod tests {
         let idle = || Case::new(BotState::Idle).with(|case| case.look.depth = 0);
         assert_eq!(idle().says(), "Never seen, or not in the last 1d");
         let forgotten = idle().with(|case| case.terms = Terms::default());
-        assert_eq!(forgotten.says(), "Never seen, or nothing of it is kept");
+        assert_eq!(forgotten.says(), "Never seen, or no trace of it is kept");
         let done = || idle().with(|case| case.attempts = vec![attempt(AttemptResult::Done, None)]);
         assert_eq!(done().says(), "Nothing waits; last completed 2m ago: 12 events");
         assert_eq!(done().condition().tone(), Tone::Good);

@@ -205,6 +205,7 @@ fn event(value: &[u8], packed: bool, wanted: &Wanted) -> Option<Event> {
 pub(super) async fn search_unreadable(
     link: &Link,
     id: &str,
+    deadline: Instant,
 ) -> Result<Option<Unreadable>, RedisError> {
     let stream = link.prefix().invalid_stream();
     let mut count = PAGE_FIRST;
@@ -242,8 +243,8 @@ pub(super) async fn search_unreadable(
                 return Ok(Some(found));
             }
         }
-        // The stream is bounded to about 10,000 entries.
-        if entries < count {
+        // The stream is bounded to about 10,000 entries, of up to 64 KiB each.
+        if entries < count || Instant::now() > deadline {
             return Ok(None);
         }
         count = next_count(count, bytes);

@@ -41,8 +41,10 @@ pub(crate) struct Places<'a> {
     pub(crate) pipelines: Vec<(Queue, Option<PipelineConfig>)>,
     /// The time, since 1970.
     pub(crate) now: Duration,
-    /// The search of the bus ends after this time.
+    /// The search ends after this time.
     pub(crate) within: Duration,
+    /// Whether the caller may see entries that are not events: they may be of any bot.
+    pub(crate) sees_all: bool,
 }
 
 /// What was found about an event.
@@ -76,17 +78,17 @@ pub(crate) async fn find(places: &Places<'_>, wanted: &Wanted) -> Result<Found, 
     let (bus, event) = bus.unzip();
     let bot = event.as_ref().map(|event: &Event| event.bot().clone()).or(wanted.bot.clone());
     let mut unreadable = None;
-    if event.is_none() {
-        unreadable = bus::search_unreadable(places.link, &wanted.id).await?;
+    if event.is_none() && places.sees_all {
+        unreadable = bus::search_unreadable(places.link, &wanted.id, deadline).await?;
     }
     let mut pipelines = Vec::new();
     for (queue, config) in &places.pipelines {
-        let place = pipeline::Place { queue, config: config.as_ref(), now: places.now };
+        let place = pipeline::Place { queue, config: config.as_ref(), now: places.now, deadline };
         let entry = bus.as_ref().zip(event.as_ref());
         if let Some(bot) = &bot {
             pipelines.extend(place.look(bot, &wanted.id, entry).await?);
         } else if unreadable.is_none() {
-            pipelines.extend(place.look_for_bot(&wanted.id, deadline).await?);
+            pipelines.extend(place.look_for_bot(&wanted.id).await?);
         }
     }
     let bot = bot.or_else(|| pipelines.first().map(|found: &InPipeline| found.bot.clone()));

@@ -102,6 +102,8 @@ pub(super) struct Place<'a> {
     pub(super) config: Option<&'a PipelineConfig>,
     /// The time, since 1970.
     pub(super) now: Duration,
+    /// What is not found until then is unknown.
+    pub(super) deadline: Instant,
 }
 
 impl Place<'_> {
@@ -125,7 +127,7 @@ impl Place<'_> {
             letter: None,
             attempts,
         };
-        let queued = self.queue.place_of(bot, None, id).await?;
+        let queued = self.queue.place_of(bot, None, id, self.deadline).await?;
         let complete = queued.is_complete();
         if let Search::Found(place) = queued {
             self.queued(&mut found, place).await?;
@@ -136,7 +138,7 @@ impl Place<'_> {
             (found.state, found.place) = (EventState::Parked, None);
             return Ok(Some(found));
         }
-        let letter = self.queue.letter_of(bot, id).await?;
+        let letter = self.queue.letter_of(bot, id, self.deadline).await?;
         let complete = complete && letter.is_complete();
         if let Some(letter) = letter.found() {
             let too_old = TOO_OLD.iter().any(|start| letter.reason.starts_with(start));
@@ -145,7 +147,7 @@ impl Place<'_> {
             found.reason = Some(letter.reason);
             return Ok(Some(found));
         }
-        let due = self.queue.due_of(bot, id).await?;
+        let due = self.queue.due_of(bot, id, self.deadline).await?;
         let complete = complete && due.is_complete();
         if let Some(due) = due.found() {
             (found.state, found.time_ms) = (EventState::Delayed, Some(due));
@@ -198,7 +200,7 @@ impl Place<'_> {
             return Ok(false);
         }
         for lane in Lane::all() {
-            if self.queue.place_of(bot, Some(lane), id).await?.found().is_some() {
+            if self.queue.place_of(bot, Some(lane), id, self.deadline).await?.found().is_some() {
                 return Ok(true);
             }
         }
@@ -246,14 +248,10 @@ impl Place<'_> {
     }
 
     /// Looks for an event whose bot is unknown: among the dead letters and the attempts of all bots.
-    pub(super) async fn look_for_bot(
-        &self,
-        id: &str,
-        deadline: Instant,
-    ) -> Result<Option<InPipeline>, RedisError> {
-        let bot = match self.queue.bot_of_attempt(id, deadline).await? {
+    pub(super) async fn look_for_bot(&self, id: &str) -> Result<Option<InPipeline>, RedisError> {
+        let bot = match self.queue.bot_of_attempt(id, self.deadline).await? {
             Some(bot) => Some(bot),
-            None => self.queue.bot_of_letter(id, deadline).await?,
+            None => self.queue.bot_of_letter(id, self.deadline).await?,
         };
         match bot {
             Some(bot) => self.look(&bot, id, None).await,

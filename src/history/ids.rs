@@ -19,7 +19,11 @@ impl Ids {
         if ids.len() > MAX {
             return Self::default();
         }
-        Self(ids.flat_map(|id| hash(id).to_be_bytes()).collect())
+        let mut hashes = Vec::with_capacity(ids.len() * size_of::<u32>());
+        for id in ids {
+            hashes.extend_from_slice(&hash(id).to_be_bytes());
+        }
+        Self(hashes)
     }
 
     /// Whether the id is one of them, with a probability of an error of `MAX` to 2^32.

@@ -12,7 +12,14 @@ const FAILURE_MAX: usize = u16::MAX as usize;
 /// An attempt with its events.
 type Whole = (Attempt, Ids);
 
-/// An attempt of a bot, in a portion of completed slices.
+/// Completed slices of a process.
+#[derive(Deserialize)]
+struct Portion {
+    process: String,
+    attempts: Vec<OfBot>,
+}
+
+/// An attempt of a bot, in a portion.
 #[derive(Deserialize)]
 struct OfBot {
     bot: String,
@@ -21,22 +28,45 @@ struct OfBot {
 
 /// The same, to write it. Workers make thousands a second, so nothing is copied.
 #[derive(Serialize)]
+struct PortionRef<'a> {
+    process: &'a str,
+    attempts: Vec<OfBotRef<'a>>,
+}
+
+#[derive(Serialize)]
 struct OfBotRef<'a> {
     bot: &'a str,
     attempt: (&'a Attempt, &'a Ids),
 }
 
+/// About the bytes of an attempt.
+const ATTEMPT: usize = 160;
+
 fn attempt((attempt, ids): Whole) -> Attempt {
     Attempt { ids, ..attempt }
 }
 
-/// A portion of completed slices.
-pub(super) fn portion(done: &[(BotId, Attempt)]) -> Vec<u8> {
-    let all: Vec<OfBotRef<'_>> = done
-        .iter()
-        .map(|(bot, attempt)| OfBotRef { bot: bot.as_str(), attempt: (attempt, &attempt.ids) })
-        .collect();
-    rmp_serde::to_vec(&all).expect("texts and numbers are serialisable")
+/// A portion of completed slices of a process.
+pub(super) fn portion(process: &str, done: &[&(BotId, Attempt)]) -> Vec<u8> {
+    let attempts = done.iter().map(|one| {
+        let (bot, attempt) = *one;
+        OfBotRef { bot: bot.as_str(), attempt: (attempt, &attempt.ids) }
+    });
+    let portion = PortionRef { process, attempts: attempts.collect() };
+    let mut packed = Vec::with_capacity(done.len() * ATTEMPT);
+    rmp_serde::encode::write(&mut packed, &portion).expect("texts and numbers are serialisable");
+    packed
+}
+
+/// The attempts of a portion. What cannot be read is left out: another version may have written it.
+fn read(portion: &[u8]) -> impl Iterator<Item = (String, Attempt)> {
+    let portion: Option<Portion> = rmp_serde::from_slice(portion).ok();
+    let (process, all) = portion.map_or_else(Default::default, |of| (of.process, of.attempts));
+    let named = move |one: OfBot| {
+        let attempt = Attempt { process: process.clone(), ..attempt(one.attempt) };
+        (one.bot, attempt)
+    };
+    all.into_iter().map(named)
 }
 
 /// A failure after its length.
@@ -49,37 +79,29 @@ pub(super) fn failure(attempt: &Attempt) -> Vec<u8> {
     all
 }
 
-/// The attempts of one bot in a portion. What cannot be read is left out: another version may have
-/// written it.
+/// The attempts of one bot in a portion.
 pub(crate) fn read_portion(portion: &[u8], bot: &BotId) -> Vec<Attempt> {
-    let all: Vec<OfBot> = rmp_serde::from_slice(portion).unwrap_or_default();
-    let of_bot = all.into_iter().filter(|one| one.bot == bot.as_str());
-    of_bot.map(|one| attempt(one.attempt)).collect()
+    read(portion).filter(|(of, _)| of == bot.as_str()).map(|(_, attempt)| attempt).collect()
 }
 
-/// The attempts of all bots in a portion. What cannot be read is left out.
+/// The attempts of all bots in a portion.
 pub(crate) fn read_whole_portion(portion: &[u8]) -> Vec<(BotId, Attempt)> {
-    let all: Vec<OfBot> = rmp_serde::from_slice(portion).unwrap_or_default();
-    let read = |one: OfBot| Some((BotId::parse(&one.bot).ok()?, attempt(one.attempt)));
-    all.into_iter().filter_map(read).collect()
+    read(portion).filter_map(|(bot, attempt)| Some((BotId::parse(&bot).ok()?, attempt))).collect()
 }
 
 /// The bots in a portion.
 pub(crate) fn bots_of_portion(portion: &[u8]) -> impl Iterator<Item = String> {
-    let all: Vec<OfBot> = rmp_serde::from_slice(portion).unwrap_or_default();
-    all.into_iter().map(|one| one.bot)
+    read(portion).map(|(bot, _)| bot)
 }
 
 /// The number of events that left the queues by the attempts in a portion, with their bots.
 pub(crate) fn settled_in(portion: &[u8]) -> impl Iterator<Item = (String, u32)> {
-    let all: Vec<OfBot> = rmp_serde::from_slice(portion).unwrap_or_default();
-    all.into_iter().map(|one| (one.bot, one.attempt.0.settled))
+    read(portion).map(|(bot, attempt)| (bot, attempt.settled))
 }
 
 /// The bot of an attempt at the event with this id in a portion.
 pub(crate) fn bot_of(portion: &[u8], id: &str) -> Option<String> {
-    let all: Vec<OfBot> = rmp_serde::from_slice(portion).unwrap_or_default();
-    all.into_iter().find(|one| one.attempt.1.contain(id)).map(|one| one.bot)
+    read(portion).find(|(_, attempt)| attempt.ids.contain(id)).map(|(bot, _)| bot)
 }
 
 /// The failures of one bot, the oldest first. What cannot be read is left out.
@@ -107,7 +129,7 @@ mod tests {
     #[test]
     fn a_portion_is_read_back_for_each_bot() {
         let all = [(bot("a"), done(1)), (bot("b"), done(2)), (bot("a"), done(3))];
-        let packed = portion(&all);
+        let packed = portion("host 1", &all.each_ref());
         assert_eq!(read_portion(&packed, &bot("a")), [done(1), done(3)]);
         assert_eq!(read_portion(&packed, &bot("c")), []);
         assert_eq!(read_whole_portion(&packed), all);

@@ -154,15 +154,14 @@ impl Writer {
     }
 
     fn portions(&self, notes: Notes) -> BTreeMap<Shard, Portions> {
-        let mut shards: BTreeMap<Shard, Vec<(BotId, Attempt)>> = BTreeMap::new();
-        for (bot, attempt) in notes.done {
-            let attempt = Attempt { process: self.process.clone(), ..attempt };
-            shards.entry(bot.shard(self.places.count)).or_default().push((bot, attempt));
+        let mut shards: BTreeMap<Shard, Vec<&(BotId, Attempt)>> = BTreeMap::new();
+        for note in &notes.done {
+            shards.entry(note.0.shard(self.places.count)).or_default().push(note);
         }
         let mut all: BTreeMap<Shard, Portions> = BTreeMap::new();
         for (shard, done) in shards {
-            all.entry(shard).or_default().done =
-                done.chunks(PORTION).map(packed::portion).collect();
+            let portion = |done| packed::portion(&self.process, done);
+            all.entry(shard).or_default().done = done.chunks(PORTION).map(portion).collect();
         }
         for (bot, mut failures) in notes.failed {
             for failure in &mut failures {

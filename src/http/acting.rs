@@ -48,7 +48,7 @@ impl Drop for Acting<'_> {
         if let Some(action) = self.action.take() {
             let action = action.ended("not known: the request ended before its answer");
             log(&action);
-            self.trail.note_later(self.ring, action);
+            drop(self.trail.note_later(self.ring, action));
         }
     }
 }
@@ -82,7 +82,8 @@ impl Api {
             Err(_) => return result,
         };
         log(&action);
-        Box::pin(self.trail.note(ring, &action)).await;
+        // If the client leaves now, the task goes on.
+        let _ = self.trail.note_later(ring, action).await;
         result
     }
 }

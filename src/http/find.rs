@@ -105,7 +105,10 @@ pub(super) async fn search(api: &Api, caller: &Caller, wanted: &Wanted) -> Resul
         None => {}
     }
     // A search reads much: one at a time, by turns over tokens.
-    let _turn = api.searches.take(caller.name()).await;
+    let Some(_turn) = api.searches.take_soon(caller.name()).await else {
+        let detail = "other searches with this token wait already; try again when they have ended";
+        return Err(Problem::new(Kind::Quota, detail).retry_after(1));
+    };
     let mut pipelines = Vec::new();
     for name in api.queues.names().await? {
         pipelines.push((api.queues.of(&name), api.queues.configured(&name).cloned()));
@@ -115,9 +118,21 @@ pub(super) async fn search(api: &Api, caller: &Caller, wanted: &Wanted) -> Resul
         streams: &api.streams,
         pipelines,
         now: api.clock.now(),
-        within: if caller.check_all_bots().is_ok() { WITHIN } else { WITHIN_OF_BOT },
+        within: if caller.covers_all() { WITHIN } else { WITHIN_OF_BOT },
+        sees_all: caller.covers_all(),
     };
-    Ok(find(&places, wanted).await?)
+    let mut found = find(&places, wanted).await?;
+    for attempt in found.pipelines.iter_mut().flat_map(|of| &mut of.attempts) {
+        veil(caller, attempt);
+    }
+    Ok(found)
+}
+
+/// Machines are shown to tokens for all bots only.
+pub(super) fn veil(caller: &Caller, attempt: &mut Attempt) {
+    if !caller.covers_all() {
+        attempt.process.clear();
+    }
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -155,6 +170,10 @@ async fn attempts(
     caller.check_bot(&path.bot)?;
     let queue = api.queues.find(&path.pipeline).await?;
     let found: Result<Vec<Attempt>, RedisError> = queue.attempts(&path.bot, limit).await;
-    let (attempts, _) = fitting(found?.into_iter());
+    let mut found = found?;
+    for attempt in &mut found {
+        veil(&caller, attempt);
+    }
+    let (attempts, _) = fitting(found.into_iter());
     Ok(Json(Attempts { attempts }))
 }

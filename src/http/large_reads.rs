@@ -8,6 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
+/// Maximum number of requests of a token that wait for a turn, where waiting is bounded.
+const WAITING_MAX: usize = 2;
+
 /// Gives one turn at a time.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LargeReads(Arc<Mutex<State>>);
@@ -40,6 +43,21 @@ impl LargeReads {
         };
         // The sender is dropped only together with all waiting requests.
         told.await.unwrap_or_else(|_| self.turn())
+    }
+
+    /// The same, but not behind many requests of the same token: they would fill the process with
+    /// requests that wait. `None`: that many wait already.
+    pub(super) async fn take_soon(&self, token: &str) -> Option<Turn> {
+        let waiting = {
+            let state = self.state();
+            let of_token = state.waiting.iter().find(|(name, _)| **name == *token);
+            of_token
+                .map_or(0, |(_, requests)| requests.iter().filter(|one| !one.is_closed()).count())
+        };
+        if waiting >= WAITING_MAX {
+            return None;
+        }
+        Some(self.take(token).await)
     }
 
     fn turn(&self) -> Turn {

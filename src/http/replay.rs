@@ -172,6 +172,10 @@ async fn replay(
         Some(id) if !asked.dry_run => Run::load(queue.link(), id).await?,
         _ => None,
     };
+    // All callers share the ids: to those without access to its events, a run is unknown.
+    let known = known.filter(|run| {
+        run.spec.bot.as_ref().map_or_else(|| caller.covers_all(), |bot| caller.covers(bot))
+    });
     if let (Some(known), None) = (&known, &asked.from) {
         // The stored settings are those of this path, or the id is of another pipeline.
         if known.spec.pipeline != path.pipeline {
@@ -244,18 +248,21 @@ async fn go_on(
     limit: usize,
     deadline: Instant,
 ) -> Result<ReplayAnswer, Problem> {
-    // At the end of a pass, a further call tries the held bots again.
-    if run.is_over() {
+    // At the end of a pass, or if it cannot go on without them, a further call tries the held bots again.
+    if run.is_over() || run.is_crowded() {
         run.retry();
     }
     let (mut put, mut more) = (0, !run.is_done());
-    while more && put < limit as u64 && Instant::now() < deadline {
+    // At least one step, even if the time is used up: each call makes progress, and stores the run that
+    // its cursor names.
+    while more {
         let left = limit - usize::try_from(put).unwrap_or(limit);
-        let step = replay.step(&mut run, left).await?;
+        let step = replay.step_until(&mut run, left, Some(deadline)).await?;
         put += step.put;
-        more = step.more;
+        more = step.more && put < limit as u64 && Instant::now() < deadline;
     }
-    let cursor = more.then(|| api.gate.cursors.write(uri.path(), &Cursor::Run(run.id.clone())));
+    let is_left = !run.is_done();
+    let cursor = is_left.then(|| api.gate.cursors.write(uri.path(), &Cursor::Run(run.id.clone())));
     let held = run.held().take(HELD_SHOWN);
     let held = held.map(|(bot, limit)| Held { bot: bot.clone(), limit: limit.to_owned() });
     Ok(ReplayAnswer {

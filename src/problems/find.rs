@@ -79,7 +79,7 @@ pub(super) fn fails(name: &PipelineName, failing: &Failing, now_ms: u64) -> Stri
         who.push(format!("at least {}", count(more, "more bot")));
     }
     format!(
-        "pipeline {name} fails for {}, since {} ago; the last time {} ago: {reason}",
+        "pipeline {name} fails for {} (first {} ago, last {} ago): {reason}",
         who.join(", "),
         duration(now_ms.saturating_sub(*since_ms)),
         duration(now_ms.saturating_sub(*time_ms)),
@@ -117,7 +117,7 @@ fn failing_finding(
         let since = failures.iter().map(|(_, failures)| failures.since_ms).min()?;
         let calls = failures.iter().map(|(_, failures)| failures.calls).sum();
         let problem = format!(
-            "pipeline {name} fails, {} without a success since {} ago; the last time {} ago: {}",
+            "pipeline {name} fails: {} without a success (first {} ago, last {} ago): {}",
             count(calls, "call"),
             duration(facts.now_ms.saturating_sub(since)),
             duration(facts.now_ms.saturating_sub(last.time_ms)),
@@ -141,7 +141,7 @@ fn throttled_finding(name: &PipelineName, throttled: &Throttled, now_ms: u64) ->
     let mut finding = Finding::new(
         Code::BotsThrottled,
         format!(
-            "in pipeline {name} the rate holds {} back; bot {quoted} for {}",
+            "in pipeline {name} the rate holds back {}; bot {quoted} for {}",
             count(*bots, "bot"),
             duration(held_ms),
         ),

@@ -208,7 +208,7 @@ fn differing(facts: &Facts, found: &mut Vec<Finding>) {
             Finding::new(
                 Code::PipelinesDiffer,
                 format!("processes that read {stream} have different pipelines, so some get no events: {}", shown.join("; ")),
-                "give all processes that read one bus the same pipelines, and restart them: fairlane config".to_owned(),
+                "give all processes that read one bus the same pipelines, and restart them: fairlane check".to_owned(),
             )
             .since(since)
             .of_processes(processes),

@@ -186,7 +186,7 @@ fn a_pipeline_whose_calls_all_fail_is_critical_also_without_queued_events() {
     assert_eq!((found[0].code, found[0].since_ms), (Code::PipelineFails, Some(90_000)));
     assert_eq!(
         found[0].problem,
-        "pipeline log fails, 7 calls without a success since 10s ago; the last time 1s ago: HTTP 500"
+        "pipeline log fails: 7 calls without a success (first 10s ago, last 1s ago): HTTP 500"
     );
     facts.processes[0].failing.get_mut(&name()).unwrap().time_ms = 30_000;
     assert_eq!(find(&facts, Viewer::All), [], "the last failure is old");
@@ -244,6 +244,6 @@ fn a_bot_that_its_rate_holds_back_for_a_moment_is_no_finding() {
 fn a_pipeline_that_fails_is_told_with_its_bots_the_time_and_the_reason() {
     let told = |bots: &[&str]| fails(&name(), &failing(bots, 35_000, 90_000).unwrap(), 100_000);
     let text = told(&["a", "b", "c", "d", "e"]);
-    assert!(text.starts_with("pipeline log fails for a, b, c, at least 2 more bots, since 1m 5s ago; the last time 10s ago: no "), "{text}");
-    assert!(told(&["a"]).starts_with("pipeline log fails for a, since"));
+    assert!(text.starts_with("pipeline log fails for a, b, c, at least 2 more bots (first 1m 5s ago, last 10s ago): no "), "{text}");
+    assert!(told(&["a"]).starts_with("pipeline log fails for a (first"));
 }

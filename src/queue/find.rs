@@ -4,15 +4,19 @@
 use redis::{Pipeline, Value};
 use tokio::time::Instant;
 
-use super::{LetterOfBot, Queue, delayed_bot};
+use super::{LetterOfBot, Queue, Wish, delayed_bot};
 use crate::event::{Event, Glimpse};
 use crate::history::{self, Attempt};
 use crate::id::{BotId, Lane, Sequence};
 use crate::redis::scripts::{Part, Peek};
 use crate::redis::{RedisError, Reply, ReplyError, parse_score};
 
-/// Number of events, letters or delayed events per read.
+/// Number of events or letters per read.
 const PAGE: usize = 500;
+/// Bytes of the events that a read of a queue looks at. Redis does nothing else meanwhile.
+const PAGE_BYTES: usize = 4 << 20;
+/// Number of delayed events per read: they are read whole, and may be large.
+const DELAYED_PAGE: usize = 16;
 /// Maximum number of events of a queue, or delayed events of a shard, that a search reads.
 const EVENTS_MAX: u64 = 20_000;
 /// Maximum number of dead letters of a bot that a search reads.
@@ -47,9 +51,10 @@ impl Queue {
         bot: &BotId,
         lane: Option<Lane>,
         id: &str,
+        deadline: Instant,
     ) -> Result<Search<u64>, RedisError> {
         let (mut place, mut before) = (0, 0);
-        while place < EVENTS_MAX {
+        while place < EVENTS_MAX && Instant::now() < deadline {
             let peek = Peek {
                 keys: self.keys_of(bot),
                 bot,
@@ -57,7 +62,7 @@ impl Queue {
                 place,
                 before,
                 limit: PAGE,
-                bytes: usize::MAX >> 12,
+                bytes: PAGE_BYTES,
                 part: Part::Start(Glimpse::BYTES),
             };
             let peeked = self.link().call(&peek).await?;
@@ -73,12 +78,17 @@ impl Queue {
     }
 
     /// When a delayed event of a bot is due, ms since 1970.
-    pub(crate) async fn due_of(&self, bot: &BotId, id: &str) -> Result<Search<u64>, RedisError> {
+    pub(crate) async fn due_of(
+        &self,
+        bot: &BotId,
+        id: &str,
+        deadline: Instant,
+    ) -> Result<Search<u64>, RedisError> {
         let keys = self.keys_of(bot);
         let (mut cursor, mut read) = ("0".to_owned(), 0);
-        while read < EVENTS_MAX {
+        while read < EVENTS_MAX && Instant::now() < deadline {
             let mut scan = redis::cmd("HSCAN");
-            scan.arg(&keys.later).arg(&cursor).arg("COUNT").arg(PAGE);
+            scan.arg(&keys.later).arg(&cursor).arg("COUNT").arg(DELAYED_PAGE);
             let page = self.link().command("HSCAN", scan).await?;
             let mut page = self.read("HSCAN", Reply::new(page))?;
             cursor = self.read("HSCAN", page.text())?;
@@ -111,15 +121,20 @@ impl Queue {
         &self,
         bot: &BotId,
         id: &str,
+        deadline: Instant,
     ) -> Result<Search<LetterOfBot>, RedisError> {
         let (mut before, mut read) = (None, 0);
         while read < LETTERS_MAX {
-            let page = self.glimpse_dead_letters(Some(bot), &|_| true, before, PAGE).await?;
+            let wish = Wish { bot: Some(bot), wanted: &|_| true, reason: "" };
+            let page = self.search_dead_letters(wish, before, PAGE, Some(deadline)).await?;
             read += page.letters.len();
             before = page.letters.last().map(|(_, letter)| letter.id);
             let is_it = |letter: &LetterOfBot| letter.event.as_deref() == Some(id);
             if let Some((_, letter)) = page.letters.into_iter().find(|(_, letter)| is_it(letter)) {
                 return Ok(Search::Found(letter));
+            }
+            if page.cut {
+                break;
             }
             if !page.more {
                 return Ok(Search::Absent);

@@ -12,11 +12,11 @@ use crate::redis::{RedisError, Reply};
 use crate::spelling;
 
 /// Number of names of a set of a shard that are looked at.
-const NAMES: usize = 500;
+const NAMES: usize = 200;
 /// Number of portions of completed slices of a shard that are looked at.
 const PORTIONS: usize = 4;
 /// Paused bots of a shard are looked at up to this number.
-const PAUSED_MAX: i64 = 2_000;
+const PAUSED_MAX: i64 = 200;
 /// Maximum number of names in a hint.
 const NEAR: usize = 3;
 

@@ -12,6 +12,9 @@ use crate::trail::Reason;
 /// Maximum length of the name of who paused, in bytes.
 const BY_MAX: usize = 200;
 
+/// The start of who paused on the command line.
+const COMMAND_LINE: &str = "cli:";
+
 /// Who paused a bot or a pipeline, when, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct PauseNote {
@@ -46,6 +49,13 @@ impl PauseNote {
         let end = (0..=end).rfind(|&at| by.is_char_boundary(at)).unwrap_or(0);
         let reason = reason.map(|reason| reason.as_str().to_owned());
         Self { since_ms: 0, by: by[..end].to_owned(), reason }
+    }
+
+    /// Leaves out the user and the machine of a command line: they are no tenant's business.
+    pub(crate) fn veil(&mut self) {
+        if self.by.starts_with(COMMAND_LINE) {
+            self.by.truncate(COMMAND_LINE.len() - 1);
+        }
     }
 
     /// The text that the script stores behind the time.

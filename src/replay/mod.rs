@@ -5,13 +5,15 @@
 //!
 //! 1. Exactness: the script stores, with the events, the position of their bot in the replay. A call
 //!    that is repeated puts nothing twice.
-//! 2. Progress: after each page, the [`Run`] is stored with the place up to which everything is put. A
-//!    run that was interrupted continues there. Several processes may continue the same run.
+//! 2. Progress: the [`Run`] is stored before its first put, and after each step with the place up to
+//!    which everything is put. A run that was interrupted continues there. Several processes may
+//!    continue the same run. A run that finds nothing to put leaves nothing in Redis.
 //! 3. First handling: an event that the fan-out has not copied when the replay starts is left alone.
 //! 4. Limits: what does not fit into the queue of a bot is refused. The bot is *held*: the run puts no
 //!    later event of it, so that its order stays. The run can be continued when the queue has room.
 
 mod copied;
+mod put;
 mod run;
 mod survey;
 mod time;
@@ -39,11 +41,11 @@ use crate::trail::Action;
 /// The extension attribute of a replayed event: the id of the replay.
 pub(crate) const MARK: &str = "fairlanereplay";
 
-/// Number of entries of the first page.
-const PAGE_FIRST: usize = 100;
-/// Bounds of the number of entries of the following pages.
-const PAGE: std::ops::RangeInclusive<usize> = 10..=1_000;
-/// The aim of their size, in bytes of data.
+/// Number of entries of the first page: few, because their sizes are unknown.
+const PAGE_FIRST: usize = 16;
+/// Maximum number of entries of a page.
+const PAGE_MAX: usize = 500;
+/// The aim of the size of a page, and the maximum of a call for one bot, in bytes.
 const PAGE_BYTES: usize = 4 << 20;
 
 /// What to replay.
@@ -121,7 +123,7 @@ pub enum ReplayRefused {
     },
     /// No run has the id.
     #[error(
-        "there is no replay {0:?}: a replay is remembered for 7 days after its last step; start a new one"
+        "there is no replay {0:?}: a replay is remembered for 7 days after its last step, or for 10 minutes if it is done or put nothing; start a new one"
     )]
     Unknown(String),
     /// Another run has the id.
@@ -264,7 +266,8 @@ impl Replay {
             }
         }
         let of_one = bytes / entries.max(1) + 1;
-        let size = (PAGE_BYTES / of_one).clamp(*PAGE.start(), *PAGE.end());
+        // Growth is slow, because large entries may follow small ones.
+        let size = (PAGE_BYTES / of_one).min(2 * size).clamp(1, PAGE_MAX);
         Ok(Page { events, entries: entries as u64, next, size })
     }
 

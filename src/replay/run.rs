@@ -4,19 +4,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
-use super::{Copied, MARK, PAGE_FIRST, Place, Replay, ReplayRefused, Spec};
+use super::put::Encoded;
+use super::{Copied, MARK, PAGE_FIRST, Page, Place, Replay, ReplayRefused, Spec};
 use crate::clock::millis;
-use crate::id::{BotId, Offset};
-use crate::redis::scripts::{self, Refused};
+use crate::id::BotId;
 use crate::redis::{Link, RedisError, Reply, ReplyError, keys};
 
 /// How long a run is remembered after its last step.
 const KEEP: Duration = Duration::from_secs(7 * 86_400);
+/// The same for a run that is done, or that put nothing: enough to repeat a call. Such runs cost their
+/// callers little, so they must not fill Redis.
+const KEEP_SHORT: Duration = Duration::from_secs(600);
 /// How long the positions of its bots are remembered: they must not end before the run.
-const KEEP_POSITIONS: Duration = Duration::from_secs(30 * 86_400);
-/// Maximum number of bots that a run holds.
+pub(super) const KEEP_POSITIONS: Duration = Duration::from_secs(30 * 86_400);
+/// With more held bots, a run does not go on. More than a page can add.
 const HELD_MAX: usize = 1_000;
+/// Maximum number of pages without a match that a step without a deadline reads.
+const PAGES_MAX: usize = 100;
 /// Maximum length of an id.
 pub(crate) const ID_MAX: usize = 64;
 
@@ -42,6 +48,17 @@ pub(crate) struct Run {
     over: bool,
     /// Whether it tries held bots again.
     again: bool,
+    /// Number of entries of the next page. A step goes on with what the previous one learned.
+    #[serde(default = "page_first")]
+    page: usize,
+    /// Whether Redis has it.
+    #[serde(skip)]
+    stored: bool,
+}
+
+/// For runs that were stored without it.
+fn page_first() -> usize {
+    PAGE_FIRST
 }
 
 /// The result of a step.
@@ -66,6 +83,11 @@ impl Run {
         self.over
     }
 
+    /// Whether it holds so many bots that it cannot go on before it tries them again.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.held.len() > HELD_MAX
+    }
+
     /// The bots whose queues are full, each with the limit.
     pub(crate) fn held(&self) -> impl ExactSizeIterator<Item = (&BotId, &str)> {
         self.held.iter().map(|(bot, (_, why))| (bot, why.as_str()))
@@ -81,16 +103,27 @@ impl Run {
         let text = Reply::single(stored).and_then(|mut reply| reply.bytes());
         let misread = |source: ReplyError| link.misread("GET", source);
         let Some(text) = text.map_err(misread)? else { return Ok(None) };
-        let read = serde_json::from_slice(&text);
+        let read = serde_json::from_slice(&text).map(|run| Self { stored: true, ..run });
         read.map(Some).map_err(|_| misread(ReplyError::unexpected("a replay", "another text")))
     }
 
-    async fn save(&self, link: &Link) -> Result<(), RedisError> {
+    /// Stores it at the end of a step, except if it is done and Redis never had it.
+    async fn save(&mut self, link: &Link) -> Result<(), RedisError> {
+        if self.is_done() && !self.stored {
+            return Ok(());
+        }
+        let is_short = self.is_done() || self.put == 0;
+        self.store(link, if is_short { KEEP_SHORT } else { KEEP }).await
+    }
+
+    async fn store(&mut self, link: &Link, keep: Duration) -> Result<(), RedisError> {
         let text = serde_json::to_string(self).expect("texts and numbers are serialisable");
         let mut command = redis::cmd("SET");
         command.arg(keys::replay(link.prefix(), &self.id)).arg(text);
-        command.arg("PX").arg(millis(KEEP));
-        link.command("SET", command).await.map(drop)
+        command.arg("PX").arg(millis(keep));
+        link.command("SET", command).await?;
+        self.stored = true;
+        Ok(())
     }
 
     /// Prepares to try the held bots again.
@@ -106,7 +139,8 @@ impl Run {
 }
 
 impl Replay {
-    /// Starts a run, or continues the one with this id.
+    /// Starts a run, or continues the one with this id. A new run is not stored yet: see
+    /// [`Self::step`].
     ///
     /// # Errors
     /// If Redis is unavailable or refuses. The inner error: the run with this id replays something
@@ -127,7 +161,7 @@ impl Replay {
             Some((matched, copied)) => (Some(matched), copied),
             None => (None, self.copied().await?),
         };
-        let run = Run {
+        Ok(Ok(Run {
             id: id.to_owned(),
             spec: self.spec.clone(),
             matched,
@@ -139,31 +173,36 @@ impl Replay {
             only: None,
             over: false,
             again: false,
-        };
-        run.save(link).await?;
-        Ok(Ok(run))
+            page: PAGE_FIRST,
+            stored: false,
+        }))
     }
 
-    /// Puts up to `max` more events.
+    /// Puts up to `max` more events, and stores the run.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses. The step can be repeated.
     pub(crate) async fn step(&self, run: &mut Run, max: usize) -> Result<Step, RedisError> {
-        let mut step = Step { put: 0, earlier: 0, more: false };
-        let mut place = run.place;
-        if run.over || self.is_over(place) {
+        self.step_until(run, max, None).await
+    }
+
+    /// The same. After the deadline, it reads no further page.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    pub(crate) async fn step_until(
+        &self,
+        run: &mut Run,
+        max: usize,
+        deadline: Option<Instant>,
+    ) -> Result<Step, RedisError> {
+        let link = self.queue.link();
+        if run.over || self.is_over(run.place) {
             run.over = true;
-            run.save(self.queue.link()).await?;
-            return Ok(step);
+            run.save(link).await?;
+            return Ok(Step { put: 0, earlier: 0, more: false });
         }
-        let mut page = self.read(place, max.clamp(1, PAGE_FIRST)).await?;
-        // Pages without a match cost one call each.
-        let mut pages = 1;
-        while page.events.is_empty() && !self.is_over(page.next) && pages < 100 {
-            place = page.next;
-            page = self.read(place, page.size).await?;
-            pages += 1;
-        }
+        let (place, mut page) = self.find(run, max, deadline).await?;
         let next = match page.events.get(max) {
             Some(_) => {
                 page.events.truncate(max);
@@ -172,7 +211,7 @@ impl Replay {
             }
             None => page.next,
         };
-        let mut of_bots: BTreeMap<BotId, Vec<(Offset, Vec<u8>)>> = BTreeMap::new();
+        let mut of_bots: BTreeMap<BotId, Vec<Encoded>> = BTreeMap::new();
         for found in page.events {
             if !self.is_copied(&run.copied, place.stream, &found) {
                 continue;
@@ -190,45 +229,43 @@ impl Replay {
             let event = event.with_extension(MARK, Some(run.id.clone().into()));
             of_bots.entry(bot).or_default().push((offset, event.encode()));
         }
-        let calls: Vec<_> = of_bots
-            .iter()
-            .map(|(bot, events)| scripts::Replay {
-                keys: self.queue.keys_of(bot),
-                limits: self.queue.limits_of(bot),
-                id: &run.id,
-                keep_ms: millis(KEEP_POSITIONS),
-                stream: place.stream,
-                bot,
-                events,
-            })
-            .collect();
-        let answers =
-            if calls.is_empty() { Vec::new() } else { self.queue.link().call_all(&calls).await? };
-        let mut held = Vec::new();
-        let mut waiting = 0;
-        for (answer, (bot, events)) in answers.into_iter().zip(&of_bots) {
-            // Without this answer, the place stays: the next step puts the rest.
-            let answer = answer?;
-            step.put += answer.put;
-            step.earlier += answer.earlier;
-            if let Some(why) = answer.refused {
-                let why = match why {
-                    Refused::MaxQueue => "max_queue",
-                    Refused::QueuedBytes => "quotas.queued_bytes",
-                };
-                held.push((bot.clone(), (place, why.to_owned())));
-                waiting += events.len() as u64 - answer.put - answer.earlier;
-            }
+        if !of_bots.is_empty() && !run.stored {
+            // Whoever continues an interrupted run needs its settings and what was copied.
+            run.store(link, KEEP).await?;
         }
+        let done = self.put(&run.id, place, &of_bots).await?;
         // What was put before an interruption is not counted yet.
-        run.put += step.put + if run.again { 0 } else { step.earlier };
-        let crowded = run.held.len() + held.len() > HELD_MAX && !run.held.is_empty();
-        run.held.extend(held);
-        run.waiting += waiting;
+        run.put += done.events + if run.again { 0 } else { done.earlier };
+        run.held.extend(done.held);
+        run.waiting += done.refused;
         (run.place, run.over) = (next, self.is_over(next));
-        run.save(self.queue.link()).await?;
-        step.more = !run.over && !crowded;
-        Ok(step)
+        run.save(link).await?;
+        Ok(Step { put: done.events, earlier: done.earlier, more: !run.over && !run.is_crowded() })
+    }
+
+    /// Reads pages up to one with a match, or to the deadline: pages without a match cost one call each.
+    /// Returns the last page, with the place behind which it was read.
+    async fn find(
+        &self,
+        run: &mut Run,
+        max: usize,
+        deadline: Option<Instant>,
+    ) -> Result<(Place, Page), RedisError> {
+        let mut place = run.place;
+        // A small step does not read a large page for a few events.
+        let mut page = self.read(place, run.page.min(max.max(PAGE_FIRST))).await?;
+        let mut pages = 1;
+        let may_read = |pages| match deadline {
+            Some(deadline) => Instant::now() < deadline,
+            None => pages < PAGES_MAX,
+        };
+        while page.events.is_empty() && !self.is_over(page.next) && may_read(pages) {
+            place = page.next;
+            page = self.read(place, page.size).await?;
+            pages += 1;
+        }
+        run.page = page.size;
+        Ok((place, page))
     }
 }
 
@@ -262,6 +299,8 @@ mod tests {
             only: None,
             over: true,
             again: false,
+            page: 40,
+            stored: false,
         }
     }
 
@@ -281,5 +320,14 @@ mod tests {
         (before.over, before.place) = (false, place(0, 9));
         before.retry();
         assert_eq!((before.place, before.only), (place(0, 5), None));
+    }
+
+    #[test]
+    fn a_run_that_was_stored_without_the_size_of_its_page_can_be_read() {
+        let mut stored = serde_json::to_value(run()).unwrap();
+        assert_eq!(stored["page"].take(), 40);
+        stored.as_object_mut().unwrap().remove("page");
+        let read: Run = serde_json::from_value(stored).unwrap();
+        assert_eq!(read, Run { page: PAGE_FIRST, ..run() });
     }
 }

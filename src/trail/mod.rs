@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 use tracing::warn;
 use utoipa::ToSchema;
@@ -213,10 +214,10 @@ impl Trail {
         }
     }
 
-    /// The same later, for an action whose request has ended.
-    pub(crate) fn note_later(&self, ring: Ring, action: Action) {
+    /// The same in a task: it ends even if the request that waits for it does not.
+    pub(crate) fn note_later(&self, ring: Ring, action: Action) -> JoinHandle<()> {
         let trail = self.clone();
-        self.tasks.spawn(async move { trail.note(ring, &action).await });
+        self.tasks.spawn(async move { trail.note(ring, &action).await })
     }
 }
 

@@ -27,7 +27,7 @@ pub(super) enum OnlyState {
     Ready,
     /// Leased by a worker or a receiver.
     Leased,
-    /// In backoff, waiting to batch, or without tokens.
+    /// Waiting to retry, waiting to batch, or throttled by its rate.
     Parked,
     /// Paused by an operator.
     Paused,

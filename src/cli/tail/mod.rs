@@ -38,7 +38,7 @@ Examples:
   fairlane tail --bot shop-7 --pipeline orders
   fairlane tail -n 0 --json | jq -c '{bot, result, status}'
 
-Attempts are shown within about a second of their end. Ctrl-C ends it.";
+An attempt appears within about a second after it ends. Press Ctrl-C to stop.";
 
 /// Arguments of `fairlane tail`.
 #[derive(Debug, Args)]

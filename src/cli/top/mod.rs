@@ -53,8 +53,8 @@ selected, Enter shows more, ? helps, q ends.";
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct TopArgs {
-    /// Pause between two readings, from 500ms to 1m. Longer if reading itself takes long: it takes at
-    /// most a fifth of the time.
+    /// Time between two updates, from 500ms to 1m. It grows if Redis is slow: reading takes at most a
+    /// fifth of the time.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = pause)]
     interval: Duration,
 }

@@ -134,8 +134,11 @@ pub(super) async fn list(
     let state = query.state.map(OnlyState::state);
     let filter = BotFilter { wanted: &wanted, state, failing: query.failing };
     let now = api.clock.now();
-    let page = queue.list_some(query.sort.order(), after.as_ref(), limit, filter, now).await?;
+    let mut page = queue.list_some(query.sort.order(), after.as_ref(), limit, filter, now).await?;
     let cursor = page.next.map(|next| cursors.write(uri.path(), &(query.sort, next)));
+    for view in &mut page.bots {
+        super::veil(&caller, view);
+    }
     let bots = queue.explain(page.bots, now, duration).await?;
     Ok(Json(Bots { bots, cursor }))
 }

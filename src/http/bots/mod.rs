@@ -209,7 +209,8 @@ async fn show(
     let cursors = &api.gate.cursors;
     let after: Option<EventCursor> = cursors.read(uri.path(), query.cursor.as_deref())?;
     let queue = path.queue(&api, &caller).await?;
-    let view = queue.view_bot(&path.bot, api.clock.now()).await?;
+    let mut view = queue.view_bot(&path.bot, api.clock.now()).await?;
+    veil(&caller, &mut view);
     let lanes_aside = if view.set_aside > 0 && after.is_none() {
         queue.lanes_aside(&path.bot, limit, Queue::ASIDE_BYTES).await?
     } else {
@@ -223,6 +224,8 @@ async fn show(
     let holds = queue.holdings(&path.bot).await?;
     let quotas = queue.quotas().of(&path.bot).into();
     let detail = if queue.is_unknown(&view, &dead_letters, &holds).await? {
+        // It reads names of all shards.
+        let _turn = api.large_reads.take(caller.name()).await;
         let near = queue.bots_like(&path.bot, &|bot| caller.covers(bot)).await?;
         Some(unknown(&path, &near))
     } else {
@@ -231,6 +234,13 @@ async fn show(
     let bot =
         Bot { view, last_failure, holds, quotas, dead_letters, next, lanes_aside, cursor, detail };
     Ok(Json(bot))
+}
+
+/// Who paused a bot is shown in full to tokens for all bots only.
+pub(super) fn veil(caller: &Caller, view: &mut BotView) {
+    if let Some(note) = view.pause.as_mut().filter(|_| !caller.covers_all()) {
+        note.veil();
+    }
 }
 
 /// What is said of a bot that a pipeline does not know.

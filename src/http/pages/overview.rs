@@ -260,7 +260,7 @@ fn health(overview: &Overview, mongodb: Option<bool>) -> Markup {
         0 => format!("{used} used, no limit"),
         max => format!("{used} of {} used", bytes(max)),
     };
-    let full = redis.memory_max > 0 && redis.memory_used > redis.memory_max / 10 * 9;
+    let full = redis.memory_max > 0 && redis.memory_used >= redis.memory_max / 10 * 8;
     html! {
         dl.cards {
             (card("Redis", if full { "nearly full" } else { "up" }, full, &format!("{memory}; version {}", redis.version)))

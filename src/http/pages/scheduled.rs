@@ -92,7 +92,7 @@ fn body(view: &View, has_token: bool) -> Markup {
         (headline(&format!("Scheduled notifications of {bot}"), has_token))
         p {
             (grouped(holds.pending)) @if holds.pending == 1 { " notification has" } @else { " notifications have" }
-            " not ended. In the order in which Fairlane looks at them next. Those that are due wait in the queue of " a href=(bot::path(bot)) { "the bot" } "."
+            " not ended. In the order of their next times. Those that are due wait in the queue of " a href=(bot::path(bot)) { "the bot" } "."
         }
         @match done {
             None => {},

@@ -52,7 +52,8 @@ async fn an_operator_lists_the_notifications_of_a_bot_cancels_one_and_sends_anot
 
     let trail = run_in(dir.path(), &["audit", "--bot", "shop"], "");
     for (action, id) in [("cancel notification", &first_id), ("send notification", &second_id)] {
-        let line = trail.out.lines().find(|line| line.contains(action)).unwrap();
-        assert!(line.contains("cli:") && line.contains(id.as_str()), "{line}");
+        let noted = |line: &&str| line.contains(action) && line.contains(id.as_str());
+        let line = trail.out.lines().find(noted).unwrap();
+        assert!(line.contains("cli:") && line.contains("done"), "{line}");
     }
 }

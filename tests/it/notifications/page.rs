@@ -45,7 +45,7 @@ async fn the_page_shows_sent_and_dead_notifications_and_paused_hosts_and_redrive
     })
     .await;
     let empty = page(&client.get("/notifications").await);
-    assert!(empty.contains("None in this period."), "{empty}");
+    assert!(empty.contains("No notifications in this period."), "{empty}");
 
     let hostile = "<img src=x onerror=alert(1)>";
     let url = receiver.url();

@@ -138,7 +138,10 @@ async fn status_reports_an_unavailable_target_although_no_attempt_is_counted() {
     .await;
     let page = asked.instance.client().get("/bots/away-1").await;
     let page = String::from_utf8_lossy(&page.body).into_owned();
-    assert!(page.contains("Every call fails since") && page.contains("nobody listens"), "{page}");
+    assert!(
+        page.contains("Every call has failed for") && page.contains("nobody listens"),
+        "{page}"
+    );
     asked.instance.stop().await;
 }
 

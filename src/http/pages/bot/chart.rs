@@ -124,9 +124,9 @@ pub(super) fn chart(pipeline: &PipelineName, flow: &Flow) -> Markup {
             h4 { "Events a minute" }
             (large(&about, &lines, Unit::Count, "counted from the attempts that are kept"))
             p.fine {
-                "In: when the events arrived that wait, or that an attempt completed. Out: done or given up. Purged events are in neither."
+                "In: events by their time of arrival, if they still wait or were completed. Out: events that are done or became dead letters. Purged events are in neither."
                 @if flow.since_ms > from + MINUTE_MS {
-                    " Attempts are known of the last " (spoken(flow.now_ms.saturating_sub(flow.since_ms) / 1_000 * 1_000)) " only."
+                    " The kept attempts cover only the last " (spoken(flow.now_ms.saturating_sub(flow.since_ms) / 1_000 * 1_000)) "."
                 }
             }
         }
@@ -204,7 +204,7 @@ mod tests {
         let flow = Flow::new(&Recent { attempts, since_ms }, &[], 0, NOW);
         let pipeline = PipelineName::parse("p").unwrap();
         let page = chart(&pipeline, &flow).into_string();
-        assert!(page.contains("of the last 2 min only"), "{page}");
+        assert!(page.contains("only the last 2 min"), "{page}");
         assert!(
             page.contains("Events a minute in and out of p, last 15 minutes: at most 3"),
             "{page}"

@@ -126,7 +126,7 @@ fn queue(view: &View, of: &OfBot) -> Markup {
             }
             @if let Some(LastFailure { reason, time_ms, since_ms }) = &of.failure {
                 @let ago = |ms: u64| spoken(view.now_ms.saturating_sub(ms) / 1_000 * 1_000);
-                p { "Every call fails since " (ago(*since_ms)) " ago. Failed " (ago(*time_ms)) " ago: " (reason) }
+                p { "Every call has failed for " (ago(*since_ms)) ". Last failure " (ago(*time_ms)) " ago: " (reason) }
             }
             (dead(view, of))
             @if of.holds.pending > 0 {
@@ -134,7 +134,7 @@ fn queue(view: &View, of: &OfBot) -> Markup {
                     a href=(super::super::scheduled::path(&view.bot)) {
                         (grouped(of.holds.pending)) @if of.holds.pending == 1 { " scheduled notification" } @else { " scheduled notifications" }
                     }
-                    ": when they are due, cancel, send now."
+                    ": see due times, cancel, or send now."
                 }
             } @else if of.holds.delayed_events > 0 {
                 p { (grouped(of.holds.delayed_events)) @if of.holds.delayed_events == 1 { " delayed event" } @else { " delayed events" } ". They are queued when they are due." }
@@ -287,7 +287,7 @@ fn rules_of(view: &View, found: &Result<Vec<Shown>, String>) -> Markup {
     };
     html! {
         @if found.is_empty() {
-            p.none { "None. A rule is written here, or by " code { "PUT /v1/bots/BOT/automations/RULE" } "." }
+            p.none { "No rules. Create one here, or with " code { "PUT /v1/bots/BOT/automations/RULE" } "." }
         } @else {
             p { "In the order in which they are gone through. What happened to them is counted since they were made." }
             (rules::table(&view.bot, &found[..found.len().min(RULES)], view.may_operate))

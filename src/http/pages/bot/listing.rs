@@ -70,14 +70,18 @@ impl Wanted {
         Self::ALL.iter().find(|(one, ..)| *one == self).map_or("any", |(_, name, _)| name)
     }
 
-    fn fits(self, look: &BotView) -> bool {
+    fn only(self) -> Option<BotState> {
         match self {
-            Self::Any => true,
-            Self::Ready => look.state == BotState::Ready,
-            Self::Leased => look.state == BotState::Leased,
-            Self::Parked => look.state == BotState::Parked,
-            Self::Paused => look.state == BotState::Paused,
+            Self::Any => None,
+            Self::Ready => Some(BotState::Ready),
+            Self::Leased => Some(BotState::Leased),
+            Self::Parked => Some(BotState::Parked),
+            Self::Paused => Some(BotState::Paused),
         }
+    }
+
+    fn fits(self, look: &BotView) -> bool {
+        self.only().is_none_or(|state| look.state == state)
     }
 }
 
@@ -142,8 +146,10 @@ pub(in super::super) async fn ask(
     let after = after.map(|(_, cursor)| cursor);
     let wanted = |bot: &BotId| caller.covers(bot) && bot.as_str().starts_with(&*asked.prefix);
     let found = match sort {
-        Order::Depth => ranked(&api, Sort::Depth, asked.state, after, &wanted).await?,
-        Order::Age => ranked(&api, Sort::Age, asked.state, after, &wanted).await?,
+        Order::Depth => {
+            ranked(&api, Sort::Depth, asked.state, after, (&wanted, caller.name())).await?
+        }
+        Order::Age => ranked(&api, Sort::Age, asked.state, after, (&wanted, caller.name())).await?,
         Order::Rate => busy(&api, asked.state, &wanted).await?,
         Order::Failing => failing(&api, asked.state, &wanted).await?,
     };
@@ -192,15 +198,17 @@ async fn ranked(
     sort: Sort,
     state: Wanted,
     mut after: Option<BotCursor>,
-    wanted: Wants<'_>,
+    (wanted, token): (Wants<'_>, &str),
 ) -> Result<Found, Problem> {
     let mut found = Found::default();
+    // It reads the places of all bots.
+    let _turn = api.large_reads.take(token).await;
     let (names, step) = (api.queues.names().await?, if state == Wanted::Any { BOTS } else { STEP });
     for _ in 0..STEPS {
         let (mut merged, mut more) = (Vec::new(), false);
         for pipeline in &names {
             let (queue, now) = (api.queues.of(pipeline), api.clock.now());
-            let filter = BotFilter { wanted, state: None, failing: false };
+            let filter = BotFilter { wanted, state: state.only(), failing: false };
             let (bots, next) =
                 queue.rank_bots(sort.order(), after.as_ref(), step, filter, now).await?;
             more |= next.is_some();
@@ -345,7 +353,7 @@ fn table(rows: &[Row], sort: Order) -> Markup {
             }
             @match sort {
                 Order::Rate => p.fine { "From the attempts that are kept. Under full load only the newest of them are read." },
-                Order::Failing => p.fine { "Of each shard up to 128 bots are looked at: those with the shortest and the longest waits, and the first ready ones." },
+                Order::Failing => p.fine { "Fairlane checks up to 128 bots per shard: those that wait shortest and longest, and the first ready ones." },
                 Order::Depth | Order::Age => {},
             }
         }

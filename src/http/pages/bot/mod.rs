@@ -23,6 +23,7 @@ use self::settings::Form;
 use super::super::auth::Caller;
 use super::super::automations::{Shown, shown};
 use super::super::extract::{Path, Query};
+use super::super::find::veil;
 use super::super::parameters::Parameters;
 use super::super::problem::Problem;
 use super::super::{Api, bots};
@@ -184,14 +185,18 @@ async fn in_pipeline(
 ) -> Result<Known, Problem> {
     let (queue, now) = (api.queues.of(pipeline), api.clock.now());
     let now_ms = millis(now);
-    let look = queue.view_bot(bot, now).await?;
+    let mut look = queue.view_bot(bot, now).await?;
+    bots::veil(caller, &mut look);
     let holds = queue.holdings(bot).await?;
     let recent = queue.recent(bot, start_ms(now_ms)).await?;
-    let attempts = if recent.attempts.len() < ATTEMPTS {
+    let mut attempts = if recent.attempts.len() < ATTEMPTS {
         queue.attempts(bot, ATTEMPTS).await?
     } else {
         recent.attempts[..ATTEMPTS].to_vec()
     };
+    for attempt in &mut attempts {
+        veil(caller, attempt);
+    }
     let failure = queue.last_failure(&look).await?;
     let terms = Terms::of(api.queues.configured(pipeline), caller.check_all_bots().is_ok());
     let handled = presence::handler_of(processes, pipeline, bot).map(|(process, since_ms)| {

@@ -1,6 +1,7 @@
 //! Replay: the events of a range of the bus go to the end of the queues of one pipeline, exactly once
 //! and in order, whatever interrupts it.
 
+mod kept;
 mod range;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -402,7 +403,8 @@ async fn over_http_a_client_loops_and_a_repeated_call_puts_nothing_twice() {
     for (name, asked, code, words) in [
         ("shop", json!({ "from": "1h" }), 400, "name the bot"),
         ("shop", json!({ "from": "1h", "bot": "b" }), 403, "is not for bot"),
-        ("shop", json!({ "id": "r-1" }), 400, "name the bot"),
+        ("shop", json!({ "id": "r-1" }), 400, "write when the events were published"),
+        ("shop", json!({ "from": "1h", "id": "r-1", "bot": "a" }), 409, "other settings"),
         ("reader", json!({ "from": "1h", "dry_run": true }), 403, "no scope"),
         ("root", json!({}), 400, "write when the events were published"),
         ("root", json!({ "from": "yesterday" }), 400, "is not a time"),

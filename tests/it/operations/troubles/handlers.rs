@@ -159,7 +159,7 @@ async fn a_bot_that_its_rate_holds_back_shows_within_seconds() {
         name: "a bot is throttled by its rate",
         code: "bots-throttled",
         pipeline: "texts",
-        words: "in pipeline texts the rate holds 1 bot back; bot shop-1 for",
+        words: "in pipeline texts the rate holds back 1 bot; bot shop-1 for",
         remedy: "fairlane bots set --pipeline texts shop-1 --rate RATE",
         alert: "FairlaneBotsThrottled",
         ..Trouble::default()
