@@ -45,7 +45,15 @@ impl LargeReads {
         told.await.unwrap_or_else(|_| self.turn())
     }
 
-    /// The same, but not behind many requests of the same token: they would fill the process with
+    /// A turn, if no other request has one.
+    pub(super) fn take_now(&self) -> Option<Turn> {
+        let mut state = self.state();
+        let is_free = !std::mem::replace(&mut state.is_taken, true);
+        drop(state);
+        is_free.then(|| self.turn())
+    }
+
+    /// As [`Self::take`], but not behind many requests of the same token: they would fill the process with
     /// requests that wait. `None`: that many wait already.
     pub(super) async fn take_soon(&self, token: &str) -> Option<Turn> {
         let waiting = {
@@ -150,6 +158,23 @@ mod tests {
         assert!(next.as_mut().now_or_never().is_none());
         drop(first);
         assert!(next.now_or_never().is_some());
+    }
+
+    #[test]
+    fn a_third_request_of_a_token_does_not_wait_and_another_token_may() {
+        let reads = LargeReads::default();
+        let first = reads.take_now().expect("nobody has the turn");
+        assert!(reads.take_now().is_none());
+        let mut waiting = [pin!(reads.take_soon("a")), pin!(reads.take_soon("a"))];
+        for one in &mut waiting {
+            assert!(one.as_mut().now_or_never().is_none(), "it waits");
+        }
+        assert!(reads.take_soon("a").now_or_never().expect("it does not wait").is_none());
+        let mut other = pin!(reads.take_soon("b"));
+        assert!(other.as_mut().now_or_never().is_none());
+        drop(first);
+        let [next, _] = waiting;
+        assert!(next.now_or_never().flatten().is_some());
     }
 
     #[test]

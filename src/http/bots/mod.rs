@@ -224,9 +224,11 @@ async fn show(
     let holds = queue.holdings(&path.bot).await?;
     let quotas = queue.quotas().of(&path.bot).into();
     let detail = if queue.is_unknown(&view, &dead_letters, &holds).await? {
-        // It reads names of all shards.
-        let _turn = api.large_reads.take(caller.name()).await;
-        let near = queue.bots_like(&path.bot, &|bot| caller.covers(bot)).await?;
+        // A hint reads names of all shards: only one request at a time looks for them, none waits.
+        let near = match api.searches.take_now() {
+            Some(_turn) => queue.bots_like(&path.bot, &|bot| caller.covers(bot)).await?,
+            None => Vec::new(),
+        };
         Some(unknown(&path, &near))
     } else {
         None

@@ -94,12 +94,12 @@ async fn status_tells_which_bots_a_pipeline_fails_for_since_when_and_why() {
     asked.publish(&["broken-1", "broken-2", "fine-1"]).await;
     eventually(LONG, "it is told", async || {
         let told = asked.failing().await;
-        told.is_some_and(|(problem, _)| problem.contains("broken-1, broken-2, since "))
+        told.is_some_and(|(problem, _)| problem.contains("broken-1, broken-2 (first "))
     })
     .await;
     let (problem, remedy) = asked.failing().await.unwrap();
     assert!(problem.starts_with("pipeline said fails for "), "{problem}");
-    assert!(problem.ends_with("ago: HTTP 500 <oops>") && !problem.contains("fine"), "{problem}");
+    assert!(problem.ends_with("ago): HTTP 500 <oops>") && !problem.contains("fine"), "{problem}");
     assert!(remedy.contains("fairlane bots show --pipeline said broken-1 shows"), "{remedy}");
 
     // The start of the failures stays, and the time of the last failure moves.
