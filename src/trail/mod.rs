@@ -3,8 +3,8 @@
 //! An action is noted after it, with its result. The note never makes the action fail: if Redis does
 //! not take it in time, the log says so, and the log has the action in any case.
 //!
-//! The trail has two rings of [`KEPT`] actions each, because what is frequent would push out what is
-//! rare. See [`Ring`].
+//! The trail has two rings of 1,000 actions each, because what is frequent would push out what is
+//! rare. See `Ring`.
 
 mod read;
 mod reason;
