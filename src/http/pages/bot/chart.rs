@@ -122,7 +122,7 @@ pub(super) fn chart(pipeline: &PipelineName, flow: &Flow) -> Markup {
     html! {
         @if !flow.is_empty() {
             h4 { "Events a minute" }
-            (large(&about, &lines, Unit::Count, "counted from the attempts that are kept"))
+            (large(&about, &lines, Unit::Count, "Counted from the attempts that are kept."))
             p.fine {
                 "In: events by their time of arrival, if they still wait or were completed. Out: events that are done or became dead letters. Purged events are in neither."
                 @if flow.since_ms > from + MINUTE_MS {
