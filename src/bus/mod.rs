@@ -6,13 +6,16 @@
 //! writes, and each entry is copied exactly once, regardless of which process repeats the copy.
 
 pub(crate) mod backlog;
+mod error;
 mod publish;
 pub mod reader;
 pub mod redis_stream;
+pub mod source;
 
 use std::future::Future;
 use std::time::Duration;
 
+pub use self::error::BusError;
 pub(crate) use self::publish::publish;
 pub use crate::event::entry::{Entry, EntryError, InvalidEntry};
 use crate::id::Offset;

@@ -13,6 +13,8 @@ use crate::support::wait::holds_within;
 
 /// Number of measured calls in each situation. The count is their median.
 pub(super) const ROUNDS: usize = 5;
+/// Maximum number of servers on which counts outside the tolerance are measured.
+pub(super) const SERVERS: usize = 3;
 /// Between servers, half of the counts vary by less than 0.3 %, and nine in ten by less than 1.1 %.
 /// The smallest, of 25,000 instructions, vary by 5 %.
 pub(super) const TOLERANCE: Tolerance = Tolerance { percent: 3, count: 2_000 };

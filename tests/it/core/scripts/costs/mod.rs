@@ -13,7 +13,7 @@ pub(super) mod table;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use self::callgrind::{Callgrind, ROUNDS, TOLERANCE};
+use self::callgrind::{Callgrind, ROUNDS, SERVERS, TOLERANCE};
 use self::stage::{Commands, Stage};
 use self::table::{Row, Table, Tolerance};
 use crate::support::process::variable;
@@ -61,10 +61,29 @@ async fn each_script_runs_the_commands_of_its_reference() {
     );
 }
 
-/// The median of some rounds, because tables of Redis grow in some of them.
+/// Where counts are outside the tolerance, they are measured again on other servers: their memory is
+/// laid out differently, and one in a hundred counts depends on that. A change of a script shows on
+/// every server.
 #[tokio::test]
 #[ignore = "needs valgrind: make instructions"]
 async fn each_script_takes_the_instructions_of_its_reference() {
+    let (path, renew) = (file("instructions.txt"), variable(RENEW).is_some());
+    let reference = Table::load(&path);
+    let mut measured = instructions().await;
+    for _ in 1..SERVERS {
+        let judged = measured.conditions == reference.conditions && !renew;
+        if !judged || measured.differences(&reference, TOLERANCE).is_empty() {
+            break;
+        }
+        measured = measured.nearest(instructions().await, &reference);
+    }
+    let judged = measured.judge(&path, TOLERANCE, renew);
+    judged.unwrap_or_else(|error| panic!("{error}\n{REMEDY}"));
+}
+
+/// The counts on a new server: the median of some rounds, because tables of Redis grow in some of
+/// them.
+async fn instructions() -> Table {
     let redis = Callgrind::start();
     let mut stage = Stage::new(&redis.url(), redis).await;
     let mut counts: BTreeMap<String, Vec<u64>> = BTreeMap::new();
@@ -86,8 +105,5 @@ async fn each_script_takes_the_instructions_of_its_reference() {
         counts.sort_unstable();
         Row::new(name, counts[counts.len() / 2])
     };
-    let measured =
-        Table { conditions: stage.conditions(), rows: names.iter().map(median).collect() };
-    let judged = measured.judge(&file("instructions.txt"), TOLERANCE, variable(RENEW).is_some());
-    judged.unwrap_or_else(|error| panic!("{error}\n{REMEDY}"));
+    Table { conditions: stage.conditions(), rows: names.iter().map(median).collect() }
 }

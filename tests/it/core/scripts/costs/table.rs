@@ -115,6 +115,17 @@ impl Table {
         found
     }
 
+    /// Of two measurements of the same situations, the counts that are nearer to the reference.
+    pub(crate) fn nearest(self, other: Self, reference: &Self) -> Self {
+        let known: BTreeMap<&str, u64> =
+            reference.rows.iter().map(|row| (row.name.as_str(), row.count)).collect();
+        let distance =
+            |row: &Row| row.count.abs_diff(known.get(row.name.as_str()).copied().unwrap_or(0));
+        let rows = self.rows.into_iter().zip(other.rows);
+        let rows = rows.map(|(one, two)| if distance(&two) < distance(&one) { two } else { one });
+        Self { conditions: self.conditions, rows: rows.collect() }
+    }
+
     /// The measured counts beside their references.
     pub(crate) fn beside(&self, reference: &Self) -> String {
         let known: BTreeMap<&str, u64> =
@@ -233,6 +244,16 @@ mod tests {
         assert_eq!(texts(Tolerance { percent: 3, count: 0 }), expected);
         assert_eq!(texts(Tolerance { percent: 0, count: 31 }), others);
         assert_eq!(texts(Tolerance::NONE).len(), 5);
+    }
+
+    #[test]
+    fn of_two_measurements_the_nearer_count_is_taken() {
+        let reference = table(&[("a", 100), ("b", 100), ("c", 100)]);
+        let (one, two) = (
+            table(&[("a", 110), ("b", 99), ("c", 120)]),
+            table(&[("a", 101), ("b", 80), ("c", 130)]),
+        );
+        assert_eq!(one.nearest(two, &reference), table(&[("a", 101), ("b", 99), ("c", 120)]));
     }
 
     #[test]
