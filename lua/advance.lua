@@ -1,20 +1,26 @@
 #!lua flags=allow-oom
--- advance: moves a shard behind a batch of a bus stream that contains nothing for it. Otherwise the
--- shard would keep the stream from being trimmed. The chain of offsets is that of enqueue. Also
+-- advance: moves a shard behind a batch of logs of the bus that contains nothing for it. Otherwise
+-- the shard would keep the logs from being trimmed. The chain of offsets is that of enqueue. Also
 -- runs on a full Redis: the new offset replaces the old one, and trimming frees memory.
 --
--- KEYS  [1] hwm (hash: stream -> last offset copied)
--- ARGV  stream, prev, last
--- Reply {'OK', offset} | {'DUP', offset} | {'GAP', offset}
+-- KEYS  [1] hwm (hash: log -> last offset copied)
+-- ARGV  number of logs, then per log: its name, prev, last
+-- Reply {'OK', offset of each log} | {'GAP', offset of each log}: then nothing has changed
 -- Cost  2 commands
-assert(#KEYS == 1 and #ARGV == 3, 'advance: wrong number of arguments')
-local HWM, stream, prev, last = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
-local offset = redis.call('HGET', HWM, stream) or '0-0'
-if not after(last, offset) then
-  return {'DUP', offset}
+local logs = tonumber(ARGV[1])
+assert(#KEYS == 1 and #ARGV == 1 + 3 * logs, 'advance: wrong number of arguments')
+local stands, fit, behind = chain(KEYS[1], logs)
+if fit + behind < logs then
+  return {'GAP', unpack(stands)}
 end
-if offset ~= prev then
-  return {'GAP', offset}
+local moved = {}
+for log = 1, logs do
+  local last = ARGV[3 * log + 1]
+  if stands[log] == ARGV[3 * log] and after(last, stands[log]) then
+    moved[#moved + 1], moved[#moved + 2], stands[log] = ARGV[3 * log - 1], last, last
+  end
 end
-redis.call('HSET', HWM, stream, last)
-return {'OK', last}
+if #moved > 0 then
+  redis.call('HSET', KEYS[1], unpack(moved))
+end
+return {'OK', unpack(stands)}

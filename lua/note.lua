@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
--- note: stores how far a bus stream was read. Also runs on a full Redis, where streams are trimmed:
+-- note: stores how far a log of the bus was read. Also runs on a full Redis, where streams are trimmed:
 -- without the note, the next reader would consider the trimmed entries a gap.
 --
--- KEYS  [1] hash: offset, entries (number ever added up to there)
--- ARGV  offset, entries
+-- KEYS  [1] hash: offset, entries (number ever added up to there), lag (number behind it)
+-- ARGV  offset, entries, lag
 -- Reply 1
 -- Cost  1 command
-assert(#KEYS == 1 and #ARGV == 2, 'note: wrong number of arguments')
-redis.call('HSET', KEYS[1], 'offset', ARGV[1], 'entries', ARGV[2])
+assert(#KEYS == 1 and #ARGV == 3, 'note: wrong number of arguments')
+redis.call('HSET', KEYS[1], 'offset', ARGV[1], 'entries', ARGV[2], 'lag', ARGV[3])
 return 1

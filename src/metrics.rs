@@ -56,6 +56,7 @@ table! {
     BUS_TRIMMED "bus_trimmed_total" Counter "Bus entries trimmed after all readers have them";
     FANOUT_COPIES "fanout_copies_total" Counter "Copies of events added to queues";
     FANOUT_FILTER_ERRORS "fanout_filter_errors_total" Counter "Events whose filter could not be evaluated: no match";
+    FANOUT_REPEATED "fanout_repeated_total" Counter "Events that were not copied because their source, id and bot were copied within bus.dedup";
     FANOUT_SECONDS "fanout_seconds" Seconds "Time from a batch read to all its copies queued";
     QUEUE_DEPTH "queue_depth" Gauge "Events in the queues";
     QUEUE_BOTS "queue_bots" Gauge "Bots by state: ready, leased, parked, paused";
@@ -311,6 +312,7 @@ pub struct PipelineMetrics {
     pub paused: Gauge,
     pub oldest_age: Gauge,
     pub dropped: Counter,
+    pub repeated: Counter,
     pub dead_letters: Gauge,
     pub letters_removed: Counter,
     pub done: Counter,
@@ -358,6 +360,7 @@ impl PipelineMetrics {
             paused: bots("paused"),
             oldest_age: level(QUEUE_OLDEST_AGE),
             dropped: count(QUEUE_DROPPED),
+            repeated: count(FANOUT_REPEATED),
             dead_letters: level(DEAD_LETTERS),
             letters_removed: count(DEAD_LETTERS_REMOVED),
             done: outcome("done"),
@@ -381,6 +384,7 @@ impl PipelineMetrics {
             &metrics.filter_errors,
             &metrics.tokens,
             &metrics.dropped,
+            &metrics.repeated,
             &metrics.letters_removed,
             &metrics.done,
             &metrics.retried,

@@ -2,7 +2,7 @@
 //!
 //! 1. It registers itself. From then on the bus keeps all entries that its pipelines need.
 //! 2. It records the names of its pipelines, for operators.
-//! 3. It fixes in Redis where each pipeline starts on each stream of the bus, regardless of the
+//! 3. It fixes in Redis where each pipeline starts in each log of the buses, regardless of the
 //!    roles of this process. So all of its pipelines get the events that are published once it is
 //!    ready, whichever process reads the bus.
 //!
@@ -16,8 +16,8 @@ use redis::{Pipeline, Value};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::bus::Source as _;
-use crate::bus::redis_stream::RedisStream;
+use crate::bus::reader::end_of;
+use crate::bus::{BusError, Source};
 use crate::clock::{SharedClock, millis};
 use crate::fanout::starts::Starts;
 use crate::id::PipelineName;
@@ -70,17 +70,19 @@ pub(crate) struct Starting {
 /// What a process waits for.
 struct Pending {
     what: String,
-    cause: Option<RedisError>,
+    cause: Option<BusError>,
 }
 
-/// The cause as text for clients. The address of Redis and its error texts appear only in the log.
-fn in_words(cause: &RedisError) -> &'static str {
-    if cause.is_full() {
-        ": Redis is full; raise its maxmemory, or let the queues be drained"
-    } else if cause.is_passing() {
-        ": Redis is unavailable"
-    } else {
-        ": Redis refuses; the log has the reason"
+/// The cause as text for clients. Addresses and texts of the stores appear only in the log.
+fn in_words(cause: &BusError) -> &'static str {
+    match cause {
+        BusError::Redis(cause) if cause.is_full() => {
+            ": Redis is full; raise its maxmemory, or let the queues be drained"
+        }
+        BusError::Redis(cause) if cause.is_passing() => ": Redis is unavailable",
+        BusError::Redis(_) => ": Redis refuses; the log has the reason",
+        cause if cause.is_passing() => ": the bus is unavailable",
+        _ => ": the bus refuses; the log has the reason",
     }
 }
 
@@ -90,7 +92,7 @@ pub(crate) struct Start {
     pub(crate) names: Vec<PipelineName>,
     /// The pipelines that take events of the bus.
     pub(crate) pipelines: Vec<Starting>,
-    pub(crate) streams: Vec<String>,
+    pub(crate) buses: Vec<Arc<dyn Source>>,
     pub(crate) starts: Arc<Starts>,
     pub(crate) link: Arc<Link>,
     pub(crate) clock: SharedClock,
@@ -139,21 +141,25 @@ impl Start {
                 return Err(Pending { what, cause: None });
             }
         }
-        let pending = |what: String| |error| Pending { what, cause: Some(error) };
+        let pending =
+            |what: String| |error: RedisError| Pending { what, cause: Some(error.into()) };
         let names = self.note_names().await;
         names.map_err(pending("its pipelines are not registered in Redis yet".to_owned()))?;
-        for stream in &self.streams {
-            let source = RedisStream::new(stream, Arc::clone(&self.link), Arc::clone(&self.link));
-            let extent = source.extent().await;
-            let what = || format!("the end of the bus stream {stream:?} is not known yet");
-            let end = extent.map_err(pending(what()))?.last;
-            for Starting { queue, from_earliest } in &self.pipelines {
-                let placing = self.starts.positions(queue, stream, *from_earliest, end).await;
-                let name = queue.name();
-                let what =
-                    format!("where pipeline {name} starts on stream {stream:?} is not fixed yet");
-                // Shards that are unavailable now start there too after they recover.
-                placing.map_err(pending(what))?;
+        for bus in &self.buses {
+            let unknown = |error| {
+                let what = format!("the end of the bus {:?} is not known yet", bus.name());
+                Pending { what, cause: Some(error) }
+            };
+            for log in bus.logs().await.map_err(unknown)? {
+                let log = end_of(&log);
+                for Starting { queue, from_earliest } in &self.pipelines {
+                    let placing = self.starts.positions(queue, &log, *from_earliest).await;
+                    let (name, log) = (queue.name(), &log.name);
+                    let what =
+                        format!("where pipeline {name} starts on stream {log:?} is not fixed yet");
+                    // Shards that are unavailable now start there too after they recover.
+                    placing.map_err(pending(what))?;
+                }
             }
         }
         Ok(())

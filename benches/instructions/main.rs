@@ -57,7 +57,7 @@ use self::id::{BotId, Offset, PipelineName, Prefix, ShardCount};
 use self::quotas::{NO_QUOTAS, Quota};
 use self::redis::keys::ShardKeys;
 use self::redis::scripts::{
-    Call, Claim, Complete, Completion, Enqueue, Grant, Limits, Mode, Recover, Take,
+    Call, Claim, Complete, Completion, Enqueue, Grant, Limits, Mode, Recover, Span, Take,
 };
 use self::scale::{Load, wanted};
 use self::table::{Row, Table, Tolerance};
@@ -291,7 +291,16 @@ fn enqueue<'a>(keys: &'a ShardKeys, event: &'a [u8]) -> Enqueue<'a> {
     let bots = (0..BOTS).filter_map(|n| bot(n).ok()).collect();
     let (prev, last, quotas) = (Offset::default(), Offset { ms: 1, seq: 1 }, &NO_QUOTAS);
     let (postings, take) = (None, Take::default());
-    Enqueue { keys, stream: "events", prev, last, limits, quotas, bots, postings, take }
+    Enqueue {
+        keys,
+        spans: vec![Span { log: "events", prev, last }],
+        repeats: None,
+        limits,
+        quotas,
+        bots,
+        postings,
+        take,
+    }
 }
 
 fn claim(keys: &ShardKeys) -> Claim<'_> {

@@ -1,6 +1,7 @@
 //! Starts the parts of an instance.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
@@ -9,8 +10,9 @@ use tokio_util::task::TaskTracker;
 use tracing::info;
 
 use super::{INGEST_TIMEOUT, RESPONSE_TIMEOUT, Site, findings};
-use crate::bus::reader::{self, Retention};
-use crate::bus::redis_stream::RedisStream;
+use crate::bus::Source;
+use crate::bus::reader::{self, Reading};
+use crate::bus::redis_stream::{RedisStream, Retention};
 use crate::fanout::starts::Starts;
 use crate::fanout::{Fanout, Interest};
 use crate::http::taken::Taken;
@@ -63,7 +65,7 @@ impl Site {
         let start = Start {
             names: plans.iter().map(|plan| plan.name.clone()).collect(),
             pipelines: plans.iter().filter(|plan| plan.takes_of_bus()).map(starting).collect(),
-            streams: config.bus.streams.clone(),
+            buses: self.buses(&links.admin),
             starts: Arc::clone(starts),
             link: Arc::clone(&links.admin),
             clock: Arc::clone(clock),
@@ -122,8 +124,7 @@ impl Site {
                 admin,
                 RESPONSE_TIMEOUT,
             ),
-            bus: Arc::clone(&health.link),
-            stream: config.bus.published().to_owned(),
+            bus: self.published(&health.link),
             streams: config.bus.streams.clone(),
             backlog: Arc::clone(&self.backlog),
             taken: Taken::new(config, &self.needs.kinds, self.interests()),
@@ -243,26 +244,50 @@ impl Site {
         let (link, clock) = (Arc::clone(&links.admin), Arc::clone(clock));
         shutdown.spawn(sample::run(sampled, link, activity, clock, shutdown.clone()));
         if !routes.is_empty() {
-            self.read_bus(&Arc::new(Fanout::new(routes, starts, self.tracer.clone())), shutdown);
+            self.read_bus(
+                &Arc::new(Fanout::new(routes, starts, self.tracer.clone(), Duration::ZERO)),
+                shutdown,
+            );
         }
     }
 
-    /// Starts a reader per bus stream.
+    /// Starts a reader per bus.
     fn read_bus(&self, fanout: &Arc<Fanout>, shutdown: &Shutdown) {
         let Self { config, links, target, clock, .. } = self;
-        let retention = Retention { trim: config.bus.trim, keep: config.bus.retention };
         for stream in &config.bus.streams {
             // Blocking commands need their own connection all the time: a connection from a pool
             // would never be returned, and the others would have one less.
             let timeout = INGEST_TIMEOUT + RedisStream::WAIT_MAX;
             let blocking = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, timeout);
-            let source = RedisStream::new(stream, Arc::new(blocking), Arc::clone(&links.ingest));
-            let source = source.reserving(self.needs.kinds.reserved());
-            let (fanout, clock) = (Arc::clone(fanout), Arc::clone(clock));
+            let source = RedisStream::new(stream, Arc::new(blocking), Arc::clone(&links.ingest))
+                .reserving(self.needs.kinds.reserved())
+                .retaining(Retention {
+                    trim: config.bus.trim,
+                    keep: config.bus.retention,
+                    clock: Arc::clone(clock),
+                });
             let is_published = stream == config.bus.published();
-            let backlog = is_published.then(|| Arc::clone(&self.backlog));
-            let stop = shutdown.clone();
-            shutdown.spawn(reader::run(source, fanout, retention, clock, backlog, stop));
+            let reading = Reading {
+                source: Arc::new(source),
+                fanout: Arc::clone(fanout),
+                link: Arc::clone(&links.ingest),
+                clock: Arc::clone(clock),
+                backlog: is_published.then(|| Arc::clone(&self.backlog)),
+            };
+            shutdown.spawn(reader::run(reading, shutdown.clone()));
         }
+    }
+
+    /// All buses, to ask for their logs.
+    fn buses(&self, link: &Arc<Link>) -> Vec<Arc<dyn Source>> {
+        let stream = |name: &String| {
+            Arc::new(RedisStream::new(name, Arc::clone(link), Arc::clone(link))) as Arc<dyn Source>
+        };
+        self.config.bus.streams.iter().map(stream).collect()
+    }
+
+    /// The bus that events are published to.
+    fn published(&self, link: &Arc<Link>) -> Arc<dyn Source> {
+        Arc::new(RedisStream::new(self.config.bus.published(), Arc::clone(link), Arc::clone(link)))
     }
 }

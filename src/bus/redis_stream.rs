@@ -1,38 +1,84 @@
 //! The bus on Redis Streams. An entry has one field: `event` = the CloudEvent as JSON, or `msgpack`
 //! = the same map as MessagePack.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::{Pipeline, Value};
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use redis::Value;
+use tokio::time::Instant;
+use tracing::warn;
 
-use super::{Entry, EntryError, Extent, Fetched, InvalidEntry, Source};
-use crate::clock::millis;
+use super::source::{Batch, Fetched, Log, Opened, Outgoing, Progress, Released, Source, Standing};
+use super::{BusError, Entry, EntryError, InvalidEntry, RAW_MAX, gap, publish};
+use crate::clock::{SharedClock, millis};
 use crate::event::Event;
 use crate::id::Offset;
-use crate::redis::scripts::{Hold, Note, Trim};
+use crate::redis::scripts::Trim;
 use crate::redis::{Link, RedisError, Reply, ReplyError, keys};
 
-/// Approximate number of unreadable entries that are kept.
-const INVALID_MAX: usize = 10_000;
-/// Maximum number of bytes kept of an unreadable entry.
-const RAW_MAX: usize = 64 * 1_024;
+/// Time between two trims.
+const TRIM: Duration = Duration::from_secs(5);
 
-/// One Redis stream.
+/// The extent of a stream.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Extent {
+    /// The offset of its first entry.
+    pub first: Option<Offset>,
+    /// The last offset ever assigned, even if that entry is deleted.
+    pub last: Offset,
+    /// Number of entries in it.
+    pub length: u64,
+    /// Number of entries ever added.
+    pub added: u64,
+}
+
+/// The retention of a stream.
+#[derive(Clone)]
+pub struct Retention {
+    /// Whether to trim at all.
+    pub trim: bool,
+    /// How long copied entries are kept.
+    pub keep: Duration,
+    /// The clock.
+    pub clock: SharedClock,
+}
+
+impl std::fmt::Debug for Retention {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { trim, keep, .. } = self;
+        f.debug_struct("Retention").field("trim", trim).field("keep", keep).finish_non_exhaustive()
+    }
+}
+
+/// One Redis stream: a bus with one log.
 #[derive(Debug)]
 pub struct RedisStream {
-    name: String,
-    reader_key: String,
+    name: Arc<str>,
     read_key: String,
-    /// The stream for unreadable entries.
-    invalid: String,
-    /// The id of this reader for the lock.
-    token: String,
+    retention: Option<Retention>,
     /// Attributes that events of the bus must not have.
     reserved: Vec<&'static str>,
     /// The connection for blocking reads only.
     blocking: Arc<Link>,
     link: Arc<Link>,
+    reading: Mutex<Reading>,
+}
+
+/// The state of reading.
+#[derive(Debug, Default)]
+struct Reading {
+    /// The extent when the logs were asked for. The positions of the shards are read after it, so
+    /// entries before them that are gone were copied.
+    extent: Extent,
+    /// The last entry that was fetched.
+    at: Offset,
+    /// The last entry read at the last check that found no lag.
+    lag_at: Option<Offset>,
+    lag: u64,
+    /// When it was last trimmed, and the offset before which no entry is left.
+    trimmed: Option<(Instant, Offset)>,
 }
 
 impl RedisStream {
@@ -43,14 +89,13 @@ impl RedisStream {
     #[must_use]
     pub fn new(name: &str, blocking: Arc<Link>, link: Arc<Link>) -> Self {
         Self {
-            name: name.to_owned(),
-            reader_key: keys::reader(link.prefix(), name),
+            name: name.into(),
             read_key: keys::read(link.prefix(), name),
-            invalid: link.prefix().invalid_stream(),
-            token: uuid::Uuid::now_v7().to_string(),
+            retention: None,
             reserved: Vec::new(),
             blocking,
             link,
+            reading: Mutex::default(),
         }
     }
 
@@ -58,6 +103,12 @@ impl RedisStream {
     #[must_use]
     pub fn reserving(self, reserved: Vec<&'static str>) -> Self {
         Self { reserved, ..self }
+    }
+
+    /// Deletes copied entries so. Otherwise nothing is deleted.
+    #[must_use]
+    pub fn retaining(self, retention: Retention) -> Self {
+        Self { retention: Some(retention), ..self }
     }
 
     /// The entries after `after`, up to those of `until_ms`, at most `max`.
@@ -71,48 +122,22 @@ impl RedisStream {
         max: usize,
     ) -> Result<Vec<Entry>, RedisError> {
         let mut command = redis::cmd("XRANGE");
-        command.arg(&self.name).arg(format!("({after}")).arg(until_ms).arg("COUNT").arg(max);
+        command.arg(&*self.name).arg(format!("({after}")).arg(until_ms).arg("COUNT").arg(max);
         let misread = self.misread("XRANGE");
         let found = match self.link.command("XRANGE", command).await? {
             Value::Array(found) => found,
             other => return Err(misread(ReplyError::unexpected("entries", &format!("{other:?}")))),
         };
-        entries(Raw(found), &self.reserved).map_err(misread)
+        entries(found, &self.reserved).map_err(misread)
     }
 
-    fn misread(&self, command: &'static str) -> impl Fn(ReplyError) -> RedisError {
-        let link = Arc::clone(&self.link);
-        move |source| link.misread(command, source)
-    }
-}
-
-impl Source for RedisStream {
-    type Fetched = Raw;
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    async fn hold(&self, ttl: Duration) -> Result<bool, RedisError> {
-        let hold = Hold { key: &self.reader_key, token: &self.token, ttl_ms: millis(ttl) };
-        self.link.call(&hold).await
-    }
-
-    async fn fetch(&self, after: Offset, max: usize, wait: Duration) -> Result<Raw, RedisError> {
-        let mut command = redis::cmd("XREAD");
-        command.arg("COUNT").arg(max).arg("BLOCK").arg(millis(wait.min(Self::WAIT_MAX)).max(1));
-        command.arg("STREAMS").arg(&self.name).arg(after.to_string());
-        let value = self.blocking.command("XREAD", command).await?;
-        raw(value).map_err(self.misread("XREAD"))
-    }
-
-    fn decode(&self, fetched: Raw) -> Result<Vec<Entry>, RedisError> {
-        entries(fetched, &self.reserved).map_err(self.misread("XREAD"))
-    }
-
-    async fn extent(&self) -> Result<Extent, RedisError> {
+    /// Returns the extent of the stream.
+    ///
+    /// # Errors
+    /// If Redis is unavailable or refuses.
+    pub(crate) async fn extent(&self) -> Result<Extent, RedisError> {
         let mut command = redis::cmd("XINFO");
-        command.arg("STREAM").arg(&self.name);
+        command.arg("STREAM").arg(&*self.name);
         match self.link.command("XINFO", command).await {
             Ok(value) => extent(value).map_err(self.misread("XINFO")),
             // No event was published to the stream yet.
@@ -123,6 +148,17 @@ impl Source for RedisStream {
         }
     }
 
+    fn misread(&self, command: &'static str) -> impl Fn(ReplyError) -> RedisError + use<> {
+        let link = Arc::clone(&self.link);
+        move |source| link.misread(command, source)
+    }
+
+    fn reading(&self) -> MutexGuard<'_, Reading> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The progress that the last reader noted: an offset, and how many entries had been added up to
+    /// there.
     async fn noted(&self) -> Result<Option<(Offset, u64)>, RedisError> {
         let command = redis::Cmd::hmget(&self.read_key, &["offset", "entries"]);
         let value = self.link.command("HMGET", command).await?;
@@ -133,18 +169,11 @@ impl Source for RedisStream {
         Ok(offset.parse().ok().zip(entries))
     }
 
-    async fn note(&self, offset: Offset, entries: u64) -> Result<(), RedisError> {
-        self.link.call(&Note { key: &self.read_key, offset, entries }).await
-    }
-
-    async fn tell(&self, offset: Offset) -> Result<(), RedisError> {
-        let command = redis::Cmd::hset(&self.read_key, "copied", offset.to_string());
-        self.link.command("HSET", command).await.map(drop)
-    }
-
+    /// Ensures that new entries get offsets above `last`, after the stream lost its entries up to
+    /// there.
     async fn raise(&self, last: Offset) -> Result<(), RedisError> {
         let mut command = redis::cmd("XSETID");
-        command.arg(&self.name).arg(last.to_string());
+        command.arg(&*self.name).arg(last.to_string());
         match self.link.command("XSETID", command).await {
             // The stream is gone, or has later entries already, because the server's clock is ahead
             // of the lost entries.
@@ -153,53 +182,188 @@ impl Source for RedisStream {
         }
     }
 
-    async fn trim(&self, keep: Offset) -> Result<u64, RedisError> {
-        self.link.call(&Trim { stream: &self.name, keep }).await
-    }
-
-    fn aside(&self) -> &str {
-        &self.invalid
-    }
-
-    async fn put_aside(&self, entries: &[(Offset, &InvalidEntry)]) -> Result<(), RedisError> {
-        let mut pipe = Pipeline::with_capacity(entries.len());
-        for (offset, invalid) in entries {
-            pipe.cmd("XADD").arg(&self.invalid).arg("MAXLEN").arg("~").arg(INVALID_MAX).arg("*");
-            pipe.arg("stream").arg(&self.name).arg("offset").arg(offset.to_string());
-            pipe.arg("reason").arg(invalid.error.to_string()).arg("entry").arg(&invalid.raw);
+    async fn begin(&self, standing: &Standing) -> Result<Opened, RedisError> {
+        let Standing { lowest, highest, .. } = *standing;
+        let extent = self.reading().extent;
+        if highest > extent.last {
+            warn!(stream = &*self.name, %highest, last = %extent.last,
+                "the stream lost its tail, of which shards have copies; going on behind it");
+            self.raise(highest).await?;
         }
-        self.link.run_checked("XADD", &pipe).await.map(drop)
+        let noted = self.noted().await?;
+        let lost = gap::gap(extent, lowest, noted).unwrap_or(0);
+        let entries = gap::entries_at(extent, lowest, noted);
+        let mut reading = self.reading();
+        // What was trimmed stays so.
+        *reading = Reading { at: lowest, extent, trimmed: reading.trimmed, ..Reading::default() };
+        Ok(Opened { at: lowest, entries, lost })
+    }
+
+    /// Counts the entries that are not read yet.
+    async fn lag(&self, progress: &Progress) -> Result<Released, RedisError> {
+        let idle = self.reading().lag_at == Some(progress.read);
+        if idle {
+            return Ok(Released { lag: self.reading().lag, ..Released::default() });
+        }
+        let extent = self.extent().await?;
+        let mut reading = self.reading();
+        if extent.last == progress.read {
+            // Entries that were deleted before they were read count as read too.
+            (reading.lag_at, reading.lag) = (Some(progress.read), 0);
+            return Ok(Released { entries: Some(extent.added), ..Released::default() });
+        }
+        // More entries are available: check again even if none is read until then.
+        reading.lag_at = None;
+        reading.lag = extent.added.saturating_sub(progress.entries.0);
+        Ok(Released { lag: reading.lag, ..Released::default() })
+    }
+
+    /// Deletes entries that are older than the retention and before `keep`.
+    async fn trim(&self, keep: Offset) -> Result<u64, RedisError> {
+        let Some(Retention { trim: true, keep: retained, clock }) = &self.retention else {
+            return Ok(0);
+        };
+        let before = self.reading().trimmed;
+        if before.is_some_and(|(at, _)| at.elapsed() < TRIM) {
+            return Ok(0);
+        }
+        let trimmed = before.map_or(Offset::default(), |(_, trimmed)| trimmed);
+        self.reading().trimmed = Some((Instant::now(), trimmed));
+        let old = millis(clock.now().saturating_sub(*retained));
+        let keep = keep.min(Offset { ms: old, seq: 0 });
+        if keep <= trimmed {
+            return Ok(0);
+        }
+        let deleted = self.link.call(&Trim { stream: &self.name, keep }).await?;
+        // Entries that a consumer group still needs are tried again, even if nothing new arrives.
+        let first = self.extent().await?.first;
+        if first.is_none_or(|first| first >= keep) {
+            self.reading().trimmed = Some((Instant::now(), keep));
+        }
+        Ok(deleted)
+    }
+}
+
+impl Source for RedisStream {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn logs(&self) -> BoxFuture<'_, Result<Vec<Log>, BusError>> {
+        async {
+            let extent = self.extent().await?;
+            self.reading().extent = extent;
+            let Extent { first, last, .. } = extent;
+            Ok(vec![Log { name: Arc::clone(&self.name), first, last, start: None }])
+        }
+        .boxed()
+    }
+
+    fn open<'a>(&'a self, from: &'a [Standing]) -> BoxFuture<'a, Result<Vec<Opened>, BusError>> {
+        async move {
+            let mut opened = Vec::with_capacity(from.len());
+            for standing in from {
+                opened.push(self.begin(standing).await?);
+            }
+            Ok(opened)
+        }
+        .boxed()
+    }
+
+    fn fetch(
+        &self,
+        max: usize,
+        wait: Duration,
+    ) -> BoxFuture<'_, Result<Box<dyn Fetched>, BusError>> {
+        async move {
+            let after = self.reading().at;
+            let mut command = redis::cmd("XREAD");
+            command.arg("COUNT").arg(max);
+            command.arg("BLOCK").arg(millis(wait.min(Self::WAIT_MAX)).max(1));
+            command.arg("STREAMS").arg(&*self.name).arg(after.to_string());
+            let value = self.blocking.command("XREAD", command).await?;
+            let entries = raw(value).map_err(self.misread("XREAD"))?;
+            if let Some(last) = last(&entries) {
+                self.reading().at = last;
+            }
+            let fetched = Raw {
+                entries,
+                reserved: self.reserved.clone(),
+                misread: Box::new(self.misread("XREAD")),
+            };
+            Ok(Box::new(fetched) as Box<dyn Fetched>)
+        }
+        .boxed()
+    }
+
+    fn release<'a>(
+        &'a self,
+        progress: &'a [Progress],
+    ) -> BoxFuture<'a, Result<Vec<Released>, BusError>> {
+        async move {
+            let mut all = Vec::with_capacity(progress.len());
+            for one in progress {
+                let mut released = self.lag(one).await?;
+                if let Some(keep) = one.keep {
+                    released.deleted = self.trim(keep).await?;
+                }
+                all.push(released);
+            }
+            Ok(all)
+        }
+        .boxed()
+    }
+
+    fn publish<'a>(
+        &'a self,
+        events: &'a [Outgoing<'a>],
+    ) -> BoxFuture<'a, Result<Vec<Offset>, BusError>> {
+        async move {
+            let texts: Vec<&[u8]> = events.iter().map(|event| event.json).collect();
+            Ok(publish::publish(&self.link, &self.name, &texts).await?)
+        }
+        .boxed()
     }
 }
 
 /// The entries of one stream in the reply to `XREAD`.
-#[derive(Debug)]
-pub struct Raw(Vec<Value>);
+struct Raw {
+    entries: Vec<Value>,
+    reserved: Vec<&'static str>,
+    misread: Box<dyn Fn(ReplyError) -> RedisError + Send>,
+}
 
 impl Fetched for Raw {
     fn len(&self) -> usize {
-        self.0.len()
+        self.entries.len()
     }
 
-    fn last(&self) -> Option<Offset> {
-        let Value::Array(entry) = self.0.last()? else { return None };
-        let Value::BulkString(offset) = entry.first()? else { return None };
-        std::str::from_utf8(offset).ok()?.parse().ok()
+    fn decode(self: Box<Self>) -> Result<Vec<Batch>, BusError> {
+        let entries = entries(self.entries, &self.reserved).map_err(self.misread)?;
+        let Some(end) = entries.last().map(|entry| entry.offset) else { return Ok(Vec::new()) };
+        Ok(vec![Batch { log: 0, entries, end, added_ms: end.ms }])
     }
 }
 
-fn raw(value: Value) -> Result<Raw, ReplyError> {
+/// The offset of the last entry; `None` if there is none, or it cannot be read.
+fn last(entries: &[Value]) -> Option<Offset> {
+    let Value::Array(entry) = entries.last()? else { return None };
+    let Value::BulkString(offset) = entry.first()? else { return None };
+    std::str::from_utf8(offset).ok()?.parse().ok()
+}
+
+fn raw(value: Value) -> Result<Vec<Value>, ReplyError> {
     let mut streams = Reply::new(value)?;
-    let Some(stream) = streams.next() else { return Ok(Raw(Vec::new())) };
+    let Some(stream) = streams.next() else { return Ok(Vec::new()) };
     let mut stream = Reply::new(stream)?;
     stream.next();
     match stream.next() {
-        Some(Value::Array(entries)) => Ok(Raw(entries)),
+        Some(Value::Array(entries)) => Ok(entries),
         other => Err(ReplyError::unexpected("entries", &format!("{other:?}"))),
     }
 }
 
-fn entries(Raw(found): Raw, reserved: &[&str]) -> Result<Vec<Entry>, ReplyError> {
+fn entries(found: Vec<Value>, reserved: &[&str]) -> Result<Vec<Entry>, ReplyError> {
     let mut entries = Vec::with_capacity(found.len());
     for entry in found {
         let mut entry = Reply::new(entry)?;

@@ -1,11 +1,13 @@
 //! What a bus must do to be read and published to. [`super::reader`] does the rest: the lock, the
 //! positions, the gaps, the lag, setting aside what cannot be read.
 
+use std::borrow::Cow;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use serde::Deserialize;
 
 use super::BusError;
 use crate::event::entry::Entry;
@@ -68,6 +70,8 @@ pub struct Progress {
 /// The state of a log after [`Source::release`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Released {
+    /// Number of entries ever added up to [`Progress::read`], if it is known better now.
+    pub entries: Option<u64>,
     /// Number of entries that are not read yet; 0 once everything is read.
     pub lag: u64,
     /// Number of entries that were deleted by this call.
@@ -112,10 +116,25 @@ pub struct Outgoing<'a> {
     pub json: &'a [u8],
     /// Its bot: events of one bot keep their order.
     pub bot: &'a str,
-    /// Its source and id, which together name it.
-    pub source: &'a str,
-    /// See [`Self::source`].
-    pub id: &'a str,
+}
+
+/// The attributes that name an event.
+#[derive(Debug, Deserialize)]
+pub struct Name<'a> {
+    /// Its source.
+    #[serde(borrow)]
+    pub source: Cow<'a, str>,
+    /// Its id, unique in its source.
+    #[serde(borrow)]
+    pub id: Cow<'a, str>,
+}
+
+impl<'a> Outgoing<'a> {
+    /// The source and the id of the event; `None` if it is no event.
+    #[must_use]
+    pub fn name(&self) -> Option<Name<'a>> {
+        serde_json::from_slice(self.json).ok()
+    }
 }
 
 /// A bus: one or more logs on the same servers.
@@ -124,6 +143,10 @@ pub struct Outgoing<'a> {
 /// process, except [`Self::publish`] and [`Self::logs`]. Another process may read the same logs for
 /// a short time: this must not disturb this one.
 pub trait Source: Debug + Send + Sync + 'static {
+    /// The name of the bus, unique in the environment: of the Redis stream, or `nats:NAME` and
+    /// `kafka:NAME` with the name of the source in the configuration.
+    fn name(&self) -> &str;
+
     /// All logs, with their extents. The order may differ between calls.
     ///
     /// # Errors

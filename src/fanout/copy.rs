@@ -1,6 +1,7 @@
 //! The copy for one pipeline: its events by shard and bot, in bounded calls.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -9,7 +10,9 @@ use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::{FanoutError, Route, Stamped, Wanted};
+use super::positions::{Position, moved, stand};
+use super::{FanoutError, Gathered, Route, Stamped, Wanted};
+use crate::clock::millis;
 use crate::event::Event;
 use crate::expression::Facts;
 use crate::id::{BotId, Offset, Shard};
@@ -18,7 +21,9 @@ use crate::metrics;
 use crate::pool::{Places, Reserved};
 use crate::quotas::QUEUED_BYTES;
 use crate::redis::RedisError;
-use crate::redis::scripts::{Advance, Advanced, Enqueue, Enqueued, Postings, Queued, Take};
+use crate::redis::scripts::{
+    Advance, Advanced, Enqueue, Enqueued, EventName, Postings, Queued, Repeats, Span, Take,
+};
 use crate::telemetry::{Outage, Recovered};
 
 /// Maximum number of events in one enqueue call.
@@ -34,10 +39,24 @@ const HOLD: Duration = Duration::from_millis(100);
 /// The log about unreachable shards of a cluster, shared by all pipelines.
 static UNREACHED: Outage = Outage::shared();
 
+/// What all pipelines share in a copy.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Copying<'a> {
+    /// The names of the logs.
+    pub(super) logs: &'a [Arc<str>],
+    pub(super) gathered: &'a Gathered,
+    /// How late the last event is, if more are available.
+    pub(super) behind: Option<Duration>,
+    /// How long repetitions are dropped; zero: they are not.
+    pub(super) window: Duration,
+}
+
 /// The events of one shard, in calls of bounded size.
 pub(super) struct ShardBatch<'a> {
     shard: Shard,
-    calls: Vec<CallBatch<'a>>,
+    calls: VecDeque<CallBatch<'a>>,
+    /// The places of the logs of its events.
+    logs: Vec<usize>,
 }
 
 #[derive(Default)]
@@ -45,23 +64,30 @@ struct CallBatch<'a> {
     bots: Vec<(BotId, Vec<&'a [u8]>)>,
     /// Ledger entries per bot, if the queues have a ledger.
     postings: Vec<BTreeMap<Account, u64>>,
+    /// Per bot, of each event its name and its ledger entry, if repetitions are dropped.
+    named: Vec<Vec<(EventName, Option<&'a Posting>)>>,
     places: FxHashMap<BotId, usize>,
     events: usize,
     bytes: usize,
-    last: Offset,
+    /// The last offset of each log with events in the call.
+    lasts: Vec<(usize, Offset)>,
 }
 
 impl<'a> CallBatch<'a> {
-    fn add(&mut self, bot: &BotId, event: &'a [u8], offset: Offset) -> usize {
+    fn add(&mut self, wanted: &Wanted, event: &'a [u8]) -> usize {
         let bots = &mut self.bots;
-        let place = *self.places.entry(bot.clone()).or_insert_with(|| {
-            bots.push((bot.clone(), Vec::with_capacity(1)));
+        let place = *self.places.entry(wanted.bot.clone()).or_insert_with(|| {
+            bots.push((wanted.bot.clone(), Vec::with_capacity(1)));
             bots.len() - 1
         });
         bots[place].1.push(event);
         self.events += 1;
         self.bytes += event.len();
-        self.last = offset;
+        // Most events are of the log of the one before.
+        match self.lasts.iter_mut().rev().find(|(log, _)| *log == wanted.log) {
+            Some((_, last)) => *last = wanted.offset,
+            None => self.lasts.push((wanted.log, wanted.offset)),
+        }
         place
     }
 
@@ -73,9 +99,63 @@ impl<'a> CallBatch<'a> {
         }
     }
 
+    /// Notes the name of an event of the bot at `place`.
+    fn name(&mut self, place: usize, name: EventName, posting: Option<&'a Posting>) {
+        self.named.resize_with(self.bots.len(), Vec::new);
+        self.named[place].push((name, posting));
+    }
+
     fn is_full_for(&self, event: &[u8], size: usize) -> bool {
         self.events >= size || (self.events > 0 && self.bytes + event.len() > CALL_BYTES)
     }
+
+    /// The same call without the events at these places.
+    fn without(mut self, repeated: &[usize]) -> Self {
+        let (mut at, mut repeated) = (0, repeated.iter().copied().peekable());
+        let mut kept = Self { lasts: std::mem::take(&mut self.lasts), ..Self::default() };
+        let has_ledger = !self.postings.is_empty();
+        for ((bot, events), named) in self.bots.into_iter().zip(self.named) {
+            for (event, (name, posting)) in events.into_iter().zip(named) {
+                let is_repeated = repeated.next_if_eq(&at).is_some();
+                at += 1;
+                if is_repeated {
+                    continue;
+                }
+                if kept.bots.last().is_none_or(|(last, _)| *last != bot) {
+                    kept.bots.push((bot.clone(), Vec::with_capacity(1)));
+                }
+                let place = kept.bots.len() - 1;
+                kept.bots[place].1.push(event);
+                kept.events += 1;
+                kept.bytes += event.len();
+                kept.name(place, name, posting);
+                if has_ledger {
+                    kept.post(place, posting);
+                }
+            }
+        }
+        kept
+    }
+}
+
+/// A call that is sent: its shard, and the places of the logs of its spans.
+struct Sent<'a> {
+    shard: Shard,
+    spans: Vec<Span<'a>>,
+    logs: Vec<usize>,
+    batch: CallBatch<'a>,
+}
+
+/// The result of some calls.
+#[derive(Default)]
+struct Answers<'a> {
+    /// Why a shard gave no answer.
+    lost: Option<RedisError>,
+    /// Whether one did.
+    answered: bool,
+    /// The calls to send again, in the order of each shard: repetitions were found in the first of
+    /// them.
+    again: Vec<(Shard, CallBatch<'a>)>,
 }
 
 impl Route {
@@ -110,70 +190,90 @@ impl Route {
         behind.is_some() && self.places.as_ref().is_some_and(Places::is_sparse)
     }
 
-    /// Events of a shard, in calls of at most `size` events.
+    /// The events of each shard, in calls of bounded size.
     pub(super) fn group<'a>(
         &self,
-        events: &'a [Wanted],
+        copying: Copying<'a>,
         wanted: &[usize],
-        (stamped, size): (&'a [Stamped], usize),
-        positions: &[Option<Offset>],
+        stamped: &'a [Stamped],
+        positions: &[Position],
     ) -> Vec<ShardBatch<'a>> {
+        let size = self.call_events(copying.behind);
         let mut shards: Vec<Option<ShardBatch<'a>>> = Vec::new();
         shards.resize_with(positions.len(), || None);
         for (nth, &index) in wanted.iter().enumerate() {
-            let Wanted { offset, bot, encoded } = &events[index];
+            let wanted = &copying.gathered.events[index];
             let stamped = stamped.get(nth);
-            let bytes = stamped.map(|(bytes, _)| bytes).or(encoded.as_ref());
+            let bytes = stamped.map(|(bytes, _)| bytes).or(wanted.encoded.as_ref());
             let Some(bytes) = bytes else { continue };
-            let shard = self.queue.shard_of(bot);
-            if positions[shard.index()].is_none_or(|position| *offset <= position) {
+            let shard = self.queue.shard_of(&wanted.bot);
+            let position = positions[shard.index()].as_ref();
+            if position.is_none_or(|position| wanted.offset <= position[wanted.log]) {
                 continue; // The shard has it already, or is missing.
             }
-            let entry = shards[shard.index()]
-                .get_or_insert_with(|| ShardBatch { shard, calls: vec![CallBatch::default()] });
-            if entry.calls.last().is_none_or(|call| call.is_full_for(bytes, size)) {
-                entry.calls.push(CallBatch::default());
+            let entry = shards[shard.index()].get_or_insert_with(|| ShardBatch {
+                shard,
+                calls: VecDeque::from([CallBatch::default()]),
+                logs: Vec::with_capacity(1),
+            });
+            if entry.calls.back().is_none_or(|call| call.is_full_for(bytes, size)) {
+                entry.calls.push_back(CallBatch::default());
             }
-            if let Some(call) = entry.calls.last_mut() {
-                let place = call.add(bot, bytes, *offset);
-                if let Some((_, posting)) = stamped {
-                    call.post(place, posting.as_ref());
+            if !entry.logs.contains(&wanted.log) {
+                entry.logs.push(wanted.log);
+            }
+            if let Some(call) = entry.calls.back_mut() {
+                let place = call.add(wanted, bytes);
+                let posting = stamped.and_then(|(_, posting)| posting.as_ref());
+                if stamped.is_some() {
+                    call.post(place, posting);
+                }
+                if !copying.window.is_zero() {
+                    call.name(place, wanted.name, posting);
                 }
             }
         }
         shards.into_iter().flatten().collect()
     }
 
-    /// Moves shards forward to `end` unless they are `concerned` by the events before it.
+    /// Moves shards forward to `ends` of the logs unless they are `concerned` by the events before.
     pub(super) async fn advance(
         &self,
-        stream: &str,
-        end: Offset,
+        (logs, ends): (&[Arc<str>], &[(usize, Offset)]),
         concerned: &[bool],
-        positions: &mut [Option<Offset>],
+        positions: &mut [Position],
     ) -> Result<(), FanoutError> {
         let mut behind = Vec::new();
         for shard in self.queue.shard_count().shards() {
             let passes = !concerned.get(shard.index()).is_some_and(|concerned| *concerned);
-            if let Some(prev) = positions[shard.index()].filter(|at| passes && *at < end) {
+            let Some(position) = positions[shard.index()].as_ref().filter(|_| passes) else {
+                continue;
+            };
+            let ahead = ends.iter().filter(|(log, end)| position[*log] < *end);
+            let (places, spans): (Vec<usize>, Vec<Span<'_>>) = ahead
+                .map(|&(log, last)| (log, Span { log: &logs[log], prev: position[log], last }))
+                .unzip();
+            if !spans.is_empty() {
                 let keys = self.queue.keys(shard);
-                behind.push((shard, Advance { keys, stream, prev, last: end }));
+                behind.push(((shard, places), Advance { keys, spans }));
             }
         }
         if behind.is_empty() {
             return Ok(());
         }
-        let (shards, calls): (Vec<Shard>, Vec<Advance<'_>>) = behind.into_iter().unzip();
+        let (shards, calls): (Vec<_>, Vec<Advance<'_>>) = behind.into_iter().unzip();
         let replies = self.queue.link().call_all(&calls).await?;
         let (mut lost, mut answered) = (None, false);
-        for ((shard, call), reply) in shards.into_iter().zip(&calls).zip(replies) {
+        for (((shard, places), call), reply) in shards.into_iter().zip(&calls).zip(replies) {
             let position = &mut positions[shard.index()];
             match reply {
                 Ok(Advanced::To(stands)) => {
-                    *position = Some(stands);
+                    stand(position, &places, &stands);
                     answered = true;
                 }
-                Ok(Advanced::Gap(stands)) => return Err(self.moved(shard, stands, call.prev)),
+                Ok(Advanced::Gap(stands)) => {
+                    return Err(moved(self.queue.name(), shard, &call.spans, &stands));
+                }
                 Err(error) if error.is_passing() => {
                     *position = None;
                     lost = Some(error);
@@ -182,10 +282,6 @@ impl Route {
             }
         }
         self.go_on(lost, answered)
-    }
-
-    fn moved(&self, shard: Shard, stands: Offset, thought: Offset) -> FanoutError {
-        FanoutError::Moved { pipeline: self.queue.name().to_string(), shard, stands, thought }
     }
 
     /// The result if some shards gave no answer.
@@ -207,15 +303,16 @@ impl Route {
         Ok(())
     }
 
-    /// Sends the calls in one write, chained per shard; the last call of each shard covers the
-    /// entries up to `end`. In a sparse backlog there are several writes, with a call per shard each.
-    pub(super) async fn enqueue(
-        &self,
-        (stream, end): (&str, Offset),
-        behind: Option<Duration>,
-        shards: Vec<ShardBatch<'_>>,
-        positions: &mut [Option<Offset>],
+    /// Sends the calls in one write, chained per shard; the last call of each shard covers its logs up
+    /// to what was read of them. In a sparse backlog there are several writes, with a call per shard
+    /// each.
+    pub(super) async fn enqueue<'a>(
+        &'a self,
+        copying: Copying<'a>,
+        mut shards: Vec<ShardBatch<'a>>,
+        positions: &mut [Position],
     ) -> Result<(), FanoutError> {
+        let Copying { logs, gathered, behind, .. } = copying;
         if let Some(places) = &self.places {
             let calls = || shards.iter().flat_map(|shard| &shard.calls);
             let bots = calls().flat_map(|call| &call.bots);
@@ -225,59 +322,76 @@ impl Route {
         let sparse = self.leases_sparse(behind);
         let lease = (behind.is_none() || sparse) && self.queue.limits().linger_ms == 0;
         let until = Instant::now() + HOLD;
-        let mut shards: Vec<_> = shards
-            .into_iter()
-            .map(|ShardBatch { shard, calls }| (shard, calls.into_iter().peekable()))
-            .collect();
         let (mut lost, mut answered) = (None, false);
         loop {
             let mut wave = Vec::with_capacity(shards.len());
-            for (shard, calls) in &mut shards {
+            for ShardBatch { shard, calls, logs: of_shard } in &mut shards {
                 let size = if sparse { 1 } else { usize::MAX };
-                let mut prev = positions[shard.index()];
+                let mut stands = positions[shard.index()].clone();
                 for _ in 0..size {
-                    let Some(batch) = calls.next() else { break };
-                    let covers = if calls.peek().is_none() { end } else { batch.last };
-                    wave.extend(prev.map(|prev| (*shard, prev, covers, batch)));
-                    prev = prev.and(Some(covers));
+                    let Some(batch) = calls.pop_front() else { break };
+                    let Some(stands) = &mut stands else { continue };
+                    let lasts: Vec<_> = if calls.is_empty() {
+                        of_shard.iter().map(|&log| (log, gathered.covered[log].end)).collect()
+                    } else {
+                        batch.lasts.clone()
+                    };
+                    let (mut places, mut spans) = (Vec::new(), Vec::new());
+                    for (log, last) in lasts {
+                        if last <= stands[log] {
+                            continue;
+                        }
+                        let prev = std::mem::replace(&mut stands[log], last);
+                        places.push(log);
+                        spans.push(Span { log: &logs[log], prev, last });
+                    }
+                    wave.push(Sent { shard: *shard, spans, logs: places, batch });
                 }
             }
             if wave.is_empty() {
                 let sent = answered || lost.is_some();
                 return if sent { self.go_on(lost, answered) } else { Ok(()) };
             }
-            let bots = wave.iter().map(|(.., batch)| batch.bots.len()).sum();
+            let bots = wave.iter().map(|sent| sent.batch.bots.len()).sum();
             let places = self.places.as_ref().filter(|_| lease);
             if sparse && let Some(places) = places {
                 places.room(bots, until).await;
             }
             let reserved = places.and_then(|places| places.reserve(bots));
-            let sent = self.send(stream, wave, reserved, positions).await?;
-            lost = sent.0.or(lost);
-            answered |= sent.1;
+            let answers = self.send(wave, copying.window, reserved, positions).await?;
+            lost = answers.lost.or(lost);
+            answered |= answers.answered;
+            for (shard, batch) in answers.again.into_iter().rev() {
+                if let Some(of_shard) = shards.iter_mut().find(|batch| batch.shard == shard) {
+                    of_shard.calls.push_front(batch);
+                }
+            }
         }
     }
 
-    /// Sends calls in one write: for each its shard, the offset before it, the last one, the events.
-    /// Returns why a shard gave no answer, and whether one did.
-    async fn send(
-        &self,
-        stream: &str,
-        wave: Vec<(Shard, Offset, Offset, CallBatch<'_>)>,
+    /// Sends calls in one write.
+    async fn send<'a>(
+        &'a self,
+        wave: Vec<Sent<'a>>,
+        window: Duration,
         mut reserved: Option<Reserved>,
-        positions: &mut [Option<Offset>],
-    ) -> Result<(Option<RedisError>, bool), FanoutError> {
+        positions: &mut [Position],
+    ) -> Result<Answers<'a>, FanoutError> {
         let (limits, quotas) = (self.queue.limits(), self.queue.quotas());
-        let calls = wave.into_iter().map(|(shard, prev, last, batch)| {
+        let calls = wave.into_iter().map(|Sent { shard, spans, logs, batch }| {
             let (keys, bots) = (self.queue.keys(shard), batch.bots);
             let postings = self.queue.ledger().map(|ledger| Postings {
                 cached_accounts: ledger.cached_accounts(),
                 bots: batch.postings,
             });
+            let repeats = (!window.is_zero()).then(|| Repeats {
+                window_ms: millis(window),
+                names: batch.named.iter().flatten().map(|(name, _)| *name).collect(),
+            });
             let take = reserved.as_mut().map_or_else(Take::default, |it| it.ask(bots.len()));
             let sent = reserved.as_ref().map(|reserved| reserved.sending(shard));
-            let call = Enqueue { keys, stream, prev, last, limits, quotas, bots, postings, take };
-            ((shard, sent), call)
+            let call = Enqueue { keys, spans, repeats, limits, quotas, bots, postings, take };
+            ((shard, sent, logs, batch.named, batch.lasts), call)
         });
         let (shards, calls): (Vec<_>, Vec<Enqueue<'_>>) = calls.unzip();
         // Completions that travel along come first: their bots may get new leases.
@@ -290,15 +404,34 @@ impl Route {
         let ((), replies) = join(along, self.queue.link().call_all(&calls)).await;
         let replies = replies?;
         let mut queued = Queued::default();
-        let (mut lost, mut answered, mut failed) = (None, false, None);
-        for (((shard, sent), call), reply) in shards.into_iter().zip(&calls).zip(replies) {
+        let (mut answers, mut failed) = (Answers::default(), None);
+        for (((shard, sent, logs, named, lasts), call), reply) in
+            shards.into_iter().zip(calls).zip(replies)
+        {
             let position = &mut positions[shard.index()];
+            let again = |call: Enqueue<'a>, named| {
+                let postings = call.postings.map(|postings| postings.bots).unwrap_or_default();
+                let events = call.bots.iter().map(|(_, events)| events.len()).sum();
+                let sizes = call.bots.iter().flat_map(|(_, events)| events);
+                let bytes = sizes.map(|event| event.len()).sum();
+                CallBatch {
+                    bots: call.bots,
+                    postings,
+                    named,
+                    events,
+                    bytes,
+                    lasts,
+                    ..CallBatch::default()
+                }
+            };
             match reply {
                 Ok(Enqueued::Ok(more, taken)) => {
                     if let (Some(reserved), Some(sent)) = (&mut reserved, sent) {
                         reserved.start((shard, sent), taken, &call.bots);
                     }
-                    *position = position.and(Some(call.last));
+                    for (&log, span) in logs.iter().zip(&call.spans) {
+                        stand(position, &[log], &[span.last]);
+                    }
                     if let (Some(ledger), Some(postings)) = (self.queue.ledger(), &call.postings) {
                         ledger.posted(postings.sum());
                     }
@@ -308,28 +441,37 @@ impl Route {
                     queued.letters_removed += more.letters_removed;
                     queued.over_quota += more.over_quota;
                     queued.letters_over_quota += more.letters_over_quota;
-                    answered = true;
+                    answers.answered = true;
                 }
                 Ok(Enqueued::Duplicate(stands)) => {
-                    *position = position.and(Some(stands));
-                    answered = true;
+                    stand(position, &logs, &stands);
+                    answers.answered = true;
+                }
+                Ok(Enqueued::Repeated(places)) => {
+                    self.metrics.repeated.increment(places.len() as u64);
+                    answers.again.push((shard, again(call, named).without(&places)));
+                    answers.answered = true;
                 }
                 // The chain broke at the previous call, whose outcome is unknown.
                 Ok(Enqueued::Gap(_)) if position.is_none() => {}
+                // The chain broke at a call with repetitions, which is sent again.
+                Ok(Enqueued::Gap(_)) if answers.again.iter().any(|(of, _)| *of == shard) => {
+                    answers.again.push((shard, again(call, named)));
+                }
                 // The other replies count all the same: with them came leases.
                 Ok(Enqueued::Gap(stands)) => {
-                    failed = Some(self.moved(shard, stands, call.prev));
+                    failed = Some(moved(self.queue.name(), shard, &call.spans, &stands));
                 }
                 Err(error) if error.is_passing() => {
                     *position = None;
-                    lost = Some(error);
+                    answers.lost = Some(error);
                 }
                 Err(error) => failed = Some(error.into()),
             }
         }
         drop(reserved);
         self.note(queued);
-        failed.map_or(Ok((lost, answered)), Err)
+        failed.map_or(Ok(answers), Err)
     }
 
     /// Counts and logs the result of a copy.

@@ -11,17 +11,21 @@
 //!    repeated or lost call.
 
 mod copy;
+mod positions;
 pub(crate) mod starts;
 pub(crate) mod unmatched;
 
-use self::starts::Starts;
+use self::copy::Copying;
+pub use self::positions::Positions;
+use self::starts::{LogEnd, Starts};
 use self::unmatched::{Found, Unmatched};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::{BoxFuture, join_all, try_join_all};
 use rustc_hash::FxBuildHasher;
+use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -35,6 +39,7 @@ use crate::pool::Places;
 use crate::presence::{self, Meter};
 use crate::queue::Queue;
 use crate::redis::RedisError;
+use crate::redis::scripts::EventName;
 use crate::telemetry::OncePerMinute;
 use crate::trace::{Copied, Tracer};
 
@@ -42,6 +47,8 @@ use crate::trace::{Copied, Tracer};
 const GATHERED_EVENTS: usize = 2_000;
 const GATHERED_BYTES: usize = 4 << 20;
 const GATHERED_BATCHES: usize = 8;
+/// Number of logs whose positions are read concurrently.
+const LOGS_AT_ONCE: usize = 16;
 /// Maximum number of event types whose matches are cached.
 const TYPES_MAX: usize = 10_000;
 
@@ -56,8 +63,7 @@ pub struct Route {
     pub filter: Option<Filter>,
     /// The interest in these events by bot; `None`: all.
     pub interest: Option<Arc<dyn Interest>>,
-    /// Whether it starts at the first entry of a stream that is new to it; otherwise at the next
-    /// entry.
+    /// Whether it starts at the first entry of a log that is new to it; otherwise at the next entry.
     pub from_earliest: bool,
     /// The free workers of this process, if it has any.
     pub(crate) places: Option<Places>,
@@ -96,10 +102,12 @@ pub enum FanoutError {
     Store(#[from] RedisError),
     /// A shard has another position than expected: it lost its last writes, or another reader was
     /// active.
-    #[error("shard {shard} of pipeline {pipeline:?} stands at {stands}, not at {thought}")]
+    #[error("shard {shard} of pipeline {pipeline:?} stands at {stands} in {log}, not at {thought}")]
     Moved {
         /// The pipeline.
         pipeline: String,
+        /// The log.
+        log: String,
         /// The shard.
         shard: Shard,
         /// Its position.
@@ -121,32 +129,6 @@ impl FanoutError {
     }
 }
 
-/// The position of each shard of each pipeline on a stream. A shard whose server is unavailable is
-/// *missing*: it gets nothing and the others continue. When it is available again, it is read from
-/// its own position.
-#[derive(Debug, Clone)]
-pub struct Positions(Vec<Vec<Option<Offset>>>);
-
-impl Positions {
-    /// The offset after which reading starts for the available shards; `None` without any.
-    #[must_use]
-    pub fn lowest(&self) -> Option<Offset> {
-        self.0.iter().flatten().flatten().min().copied()
-    }
-
-    /// The highest position of an available shard.
-    #[must_use]
-    pub fn highest(&self) -> Option<Offset> {
-        self.0.iter().flatten().flatten().max().copied()
-    }
-
-    /// Number of missing shards.
-    #[must_use]
-    pub fn missing(&self) -> usize {
-        self.0.iter().flatten().filter(|position| position.is_none()).count()
-    }
-}
-
 /// All pipelines of a process.
 #[derive(Debug)]
 pub struct Fanout {
@@ -156,6 +138,8 @@ pub struct Fanout {
     waits_elsewhere: OncePerMinute,
     unmatched: Unmatched,
     tracer: Tracer,
+    /// How long repetitions are dropped; zero: they are not.
+    window: Duration,
 }
 
 /// The matching events of the batches since the last copy.
@@ -168,22 +152,37 @@ pub struct Gathered {
     stamped: Vec<Vec<Stamped>>,
     /// Events of a type that no pipeline takes.
     unmatched: Found,
-    /// Events whose trace is recorded.
-    traced: Vec<Copied>,
+    /// Events whose trace is recorded, with the places of their logs.
+    traced: Vec<(usize, Copied)>,
     bytes: usize,
     batches: usize,
-    /// Number of entries read, and the last of them.
-    entries: u64,
-    end: Offset,
+    /// What was read of each log.
+    covered: Vec<Covered>,
+    /// The names of the wanted events, if repetitions are dropped.
+    names: HashSet<EventName>,
+}
+
+/// What was read of a log.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Covered {
+    /// Up to where.
+    pub end: Offset,
+    /// Number of entries.
+    pub entries: u64,
+    /// Whether anything was read.
+    is_read: bool,
 }
 
 /// An event that at least one pipeline wants.
 #[derive(Debug)]
 struct Wanted {
+    log: usize,
     offset: Offset,
     bot: BotId,
     /// `None` if only pipelines with a ledger want it.
     encoded: Option<Vec<u8>>,
+    /// Zero if repetitions are not dropped.
+    name: EventName,
 }
 
 impl Gathered {
@@ -193,10 +192,9 @@ impl Gathered {
         self.batches == 0
     }
 
-    /// The last entry of these batches, and the number of entries; `None` without any.
-    #[must_use]
-    pub fn covers(&self) -> Option<(Offset, u64)> {
-        (!self.is_empty()).then_some((self.end, self.entries))
+    /// The places of the logs of these batches, and what was read of each.
+    pub fn covers(&self) -> impl Iterator<Item = (usize, Covered)> {
+        self.covered.iter().copied().enumerate().filter(|(_, covered)| covered.is_read)
     }
 
     /// Whether to copy now, although more entries are available.
@@ -209,11 +207,17 @@ impl Gathered {
 }
 
 impl Fanout {
-    /// The fan-out into `routes`, with the starts of `starts`.
+    /// The fan-out into `routes`, with the starts of `starts`. Drops repetitions of events for
+    /// `window`; zero: copies them too.
     #[must_use]
-    pub(crate) fn new(routes: Vec<Route>, starts: Arc<Starts>, tracer: Tracer) -> Self {
+    pub(crate) fn new(
+        routes: Vec<Route>,
+        starts: Arc<Starts>,
+        tracer: Tracer,
+        window: Duration,
+    ) -> Self {
         let (waits_elsewhere, unmatched) = (OncePerMinute::default(), Unmatched::new());
-        Self { routes, starts, waits_elsewhere, unmatched, tracer }
+        Self { routes, starts, waits_elsewhere, unmatched, tracer, window }
     }
 
     /// Waits until every pipeline knows its interests, at most `within`: after that, events in
@@ -230,70 +234,91 @@ impl Fanout {
         self.routes.is_empty()
     }
 
-    /// Reads the position of every shard. A pipeline that is new to the stream gets its start as
-    /// its position, see [`Starts`]; `end` is the end of the stream. Shards on an unavailable
-    /// server are missing.
+    /// Reads the position of every shard in these logs. A pipeline that is new to a log gets its
+    /// start as its position, see [`Starts`]. Shards on an unavailable server are missing.
     ///
     /// # Errors
     /// If Redis answers for no shard, or refuses.
-    pub(crate) async fn positions(
-        &self,
-        stream: &str,
-        end: Offset,
-    ) -> Result<Positions, RedisError> {
-        let mut positions = Vec::with_capacity(self.routes.len());
+    pub(crate) async fn positions(&self, logs: &[LogEnd]) -> Result<Positions, RedisError> {
+        let mut pipelines = Vec::with_capacity(self.routes.len());
         let mut away = None;
         for route in &self.routes {
-            let placing = self.starts.positions(&route.queue, stream, route.from_earliest, end);
-            let standing = placing.await?;
-            away = away.or(standing.unavailable);
-            positions.push(standing.shards);
+            let mut standing = Vec::with_capacity(logs.len());
+            for logs in logs.chunks(LOGS_AT_ONCE) {
+                let earliest = route.from_earliest;
+                let positions =
+                    logs.iter().map(|log| self.starts.positions(&route.queue, log, earliest));
+                standing.extend(try_join_all(positions).await?);
+            }
+            let shards = route.queue.shards().len();
+            // A shard whose position in one of the logs is not known is missing.
+            let of = |shard: usize| standing.iter().map(|log| log.shards[shard]).collect();
+            pipelines.push((0..shards).map(of).collect::<Vec<Option<Box<[Offset]>>>>());
+            away = standing.into_iter().find_map(|log| log.unavailable).or(away);
         }
-        let positions = Positions(positions);
+        let names = logs.iter().map(|log| Arc::clone(&log.name)).collect();
+        let positions = Positions::new(names, pipelines);
         match away {
-            Some(error) if positions.lowest().is_none() => Err(error),
+            Some(error) if positions.lowest(0).is_none() => Err(error),
             _ => Ok(positions),
         }
     }
 
-    /// The lowest position of the pipelines that other processes run and this one does not. A
-    /// pipeline that no process runs needs nothing.
+    /// The lowest position in each log of the pipelines that other processes run and this one does
+    /// not. A pipeline that no process runs needs nothing.
     ///
     /// # Errors
     /// If Redis does not answer for all of them.
     pub(crate) async fn needed_elsewhere(
         &self,
-        stream: &str,
-    ) -> Result<Option<Offset>, RedisError> {
-        let Some(queue) = self.routes.first().map(|route| &route.queue) else { return Ok(None) };
+        logs: &[Arc<str>],
+    ) -> Result<Vec<Option<Offset>>, RedisError> {
+        let mut needed: Vec<Option<Offset>> = vec![None; logs.len()];
+        let Some(queue) = self.routes.first().map(|route| &route.queue) else { return Ok(needed) };
         let mut others = BTreeSet::new();
         for process in presence::processes(queue.link()).await? {
             others.extend(process.pipelines.into_keys());
         }
-        let mut needed: Option<Offset> = None;
         for name in others {
             if self.routes.iter().any(|route| *route.queue.name() == name) {
                 continue;
             }
             let (count, limits) = (queue.shard_count(), queue.limits());
             let other = Queue::new(name, count, limits, Arc::clone(queue.link()));
-            let Some(lowest) = starts::lowest(&other, stream).await? else { continue };
-            if let Some(suppressed) = self.waits_elsewhere.take() {
-                warn!(pipeline = %other.name(), stream, from = %lowest, suppressed,
-                    "another process runs a pipeline that this one does not have: its events stay on the bus until a process with it reads the bus; give all processes one configuration");
+            let mut standing = Vec::with_capacity(logs.len());
+            for logs in logs.chunks(LOGS_AT_ONCE) {
+                let lowest = logs.iter().map(|log| starts::lowest(&other, log));
+                standing.extend(try_join_all(lowest).await?);
             }
-            needed = Some(needed.map_or(lowest, |needed| needed.min(lowest)));
+            for (place, lowest) in standing.into_iter().enumerate() {
+                let Some(lowest) = lowest else { continue };
+                if let Some(suppressed) = self.waits_elsewhere.take() {
+                    warn!(pipeline = %other.name(), stream = &*logs[place], from = %lowest, suppressed,
+                        "another process runs a pipeline that this one does not have: its events stay on the bus until a process with it reads the bus; give all processes one configuration");
+                }
+                needed[place] = Some(needed[place].map_or(lowest, |needed| needed.min(lowest)));
+            }
         }
         Ok(needed)
     }
 
-    /// Adds the matches of a batch that directly follows the gathered ones.
-    pub fn gather(&self, batch: &[Entry], matches: &mut Matches, gathered: &mut Gathered) {
-        let Some(last) = batch.last() else { return };
+    /// Adds the matches of entries that directly follow the gathered ones of their log, and cover it
+    /// up to `end`.
+    pub fn gather(
+        &self,
+        (log, end): (usize, Offset),
+        entries: &[Entry],
+        matches: &mut Matches,
+        gathered: &mut Gathered,
+    ) {
         gathered.wanted.resize_with(self.routes.len(), Vec::new);
         gathered.stamped.resize_with(self.routes.len(), Vec::new);
-        for Entry { offset, event } in batch {
+        for Entry { offset, event } in entries {
             let Ok(event) = event else { continue };
+            let name = if self.window.is_zero() { EventName::default() } else { name(event) };
+            if !self.window.is_zero() && gathered.names.contains(&name) {
+                continue;
+            }
             let (index, mut is_wanted, mut encoded) = (gathered.events.len(), false, None);
             let mut is_taken = false;
             for &number in matches.of(&self.routes, event.kind()) {
@@ -320,20 +345,27 @@ impl Fanout {
                 gathered.unmatched.add(event.kind());
             }
             if is_wanted {
+                if !self.window.is_zero() {
+                    gathered.names.insert(name);
+                }
                 if let Some(copied) = Copied::note(&self.tracer, event) {
                     let wanted = self.routes.iter().zip(&gathered.wanted);
                     let wanted = wanted.filter(|(_, wanted)| wanted.last() == Some(&index));
                     let names = wanted.map(|(route, _)| route.queue.name());
-                    gathered.traced.push(copied.into_pipelines(names));
+                    gathered.traced.push((log, copied.into_pipelines(names)));
                 }
                 gathered.bytes += encoded.as_ref().map_or(0, Vec::len);
                 let (offset, bot) = (*offset, event.bot().clone());
-                gathered.events.push(Wanted { offset, bot, encoded });
+                gathered.events.push(Wanted { log, offset, bot, encoded, name });
             }
         }
         gathered.batches += 1;
-        gathered.entries += batch.len() as u64;
-        gathered.end = last.offset;
+        if gathered.covered.len() <= log {
+            gathered.covered.resize_with(log + 1, Covered::default);
+        }
+        let covered = &mut gathered.covered[log];
+        covered.entries += entries.len() as u64;
+        (covered.end, covered.is_read) = (end, true);
     }
 
     /// Copies the gathered events, which directly follow `positions`, and moves the positions.
@@ -345,7 +377,6 @@ impl Fanout {
     /// If no server answers, or a shard has another position: the positions must be read again.
     pub async fn copy(
         &self,
-        stream: &str,
         gathered: &Gathered,
         behind: Option<Duration>,
         positions: &mut Positions,
@@ -358,20 +389,21 @@ impl Fanout {
             return Ok(());
         }
         let started = Instant::now();
+        let logs = Arc::clone(positions.logs());
+        let copying = Copying { logs: &logs, gathered, behind, window: self.window };
         // All pipelines concurrently: they share only the batch.
         let wanted = gathered.wanted.iter().zip(&gathered.stamped);
-        let copies = self.routes.iter().zip(wanted).zip(&mut positions.0);
+        let copies = self.routes.iter().zip(wanted).zip(&mut positions.pipelines);
         let copies = copies.map(|((route, (wanted, stamped)), positions)| {
-            let size = route.call_events(behind);
-            let shards = route.group(&gathered.events, wanted, (stamped, size), positions);
-            route.enqueue((stream, gathered.end), behind, shards, positions)
+            let shards = route.group(copying, wanted, stamped, positions);
+            route.enqueue(copying, shards, positions)
         });
         for copied in join_all(copies).await {
             copied?;
         }
         metrics::fanout_seconds(started.elapsed());
-        for copied in &gathered.traced {
-            copied.done(&self.tracer, stream, started.elapsed());
+        for (log, copied) in &gathered.traced {
+            copied.done(&self.tracer, &logs[*log], started.elapsed());
         }
         self.unmatched.count(&gathered.unmatched);
         Ok(())
@@ -384,45 +416,59 @@ impl Fanout {
         }
     }
 
-    /// Moves shards that received nothing forward to `end`, so that they do not hold back trimming.
-    /// Needs no memory in Redis.
+    /// Moves shards that received nothing forward to these ends of the logs, so that they do not hold
+    /// back trimming. Needs no memory in Redis.
     ///
     /// # Errors
     /// As [`Self::copy`].
     pub async fn checkpoint(
         &self,
-        stream: &str,
-        end: Offset,
+        ends: &[(usize, Offset)],
         positions: &mut Positions,
     ) -> Result<(), FanoutError> {
         self.unmatched.log();
-        for (route, positions) in self.routes.iter().zip(&mut positions.0) {
-            route.advance(stream, end, &[], positions).await?;
+        let logs = Arc::clone(positions.logs());
+        for (route, positions) in self.routes.iter().zip(&mut positions.pipelines) {
+            route.advance((&logs, ends), &[], positions).await?;
         }
         Ok(())
     }
 
     /// After a copy that found Redis full: moves the shards without matching events forward, so
-    /// that the stream can be trimmed up to the positions of the others.
+    /// that the logs can be trimmed up to the positions of the others.
     ///
     /// # Errors
     /// As [`Self::copy`].
     pub async fn pass_over(
         &self,
-        stream: &str,
         gathered: &Gathered,
         positions: &mut Positions,
     ) -> Result<(), FanoutError> {
-        let all = self.routes.iter().zip(&gathered.wanted).zip(&mut positions.0);
+        let logs = Arc::clone(positions.logs());
+        let ends: Vec<_> = gathered.covers().map(|(log, covered)| (log, covered.end)).collect();
+        let all = self.routes.iter().zip(&gathered.wanted).zip(&mut positions.pipelines);
         for ((route, wanted), positions) in all {
             let mut concerned = vec![false; positions.len()];
             for &index in wanted {
                 concerned[route.queue.shard_of(&gathered.events[index].bot).index()] = true;
             }
-            route.advance(stream, gathered.end, &concerned, positions).await?;
+            route.advance((&logs, &ends), &concerned, positions).await?;
         }
         Ok(())
     }
+}
+
+/// The name of an event among all: of its bot, its source and its id. It is cryptographic, so that no
+/// tenant finds an event that counts as a repetition of another tenant's.
+fn name(event: &Event) -> EventName {
+    let mut hash = Sha256::new();
+    for part in [event.bot().as_str(), event.source(), event.id()] {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    let mut name = EventName::default();
+    name.copy_from_slice(&hash.finalize()[..16]);
+    name
 }
 
 /// A cache of the pipelines that take each type.

@@ -11,7 +11,7 @@
 //! change nothing.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use redis::{Pipeline, Value};
 use tracing::info;
@@ -25,7 +25,18 @@ use crate::redis::{Link, RedisError, Reply, keys};
 #[derive(Debug, Default)]
 pub(crate) struct Starts(Mutex<HashMap<(String, PipelineName), Offset>>);
 
-/// The positions of the shards of a pipeline.
+/// A log of the bus, and where pipelines that are new to it start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LogEnd {
+    /// Its name.
+    pub(crate) name: Arc<str>,
+    /// Its last offset.
+    pub(crate) last: Offset,
+    /// Where all pipelines start that are new to it; `None`: as each of them says.
+    pub(crate) start: Option<Offset>,
+}
+
+/// The positions of the shards of a pipeline in a log.
 #[derive(Debug)]
 pub(crate) struct Standing {
     /// The position per shard; `None`: its server is unavailable.
@@ -42,8 +53,7 @@ enum Position {
 }
 
 impl Starts {
-    /// The position of each shard of `queue` on `stream`, whose last offset is `end`. Places shards
-    /// without a position.
+    /// The position of each shard of `queue` in `log`. Places shards without a position.
     ///
     /// # Errors
     /// If the start of the pipeline can neither be read nor written, or if Redis refuses for a
@@ -54,15 +64,15 @@ impl Starts {
     pub(crate) async fn positions(
         &self,
         queue: &Queue,
-        stream: &str,
+        log: &LogEnd,
         from_earliest: bool,
-        end: Offset,
     ) -> Result<Standing, RedisError> {
-        let link = queue.link();
+        let (link, stream, end) = (queue.link(), &*log.name, log.last);
         let mut found = look(queue, stream).await?;
         if found.iter().any(|position| !matches!(position, Position::At(_))) {
             // Also needed for shards that do not answer, because they may have no position.
             let start = if from_earliest { Offset::default() } else { end };
+            let start = log.start.unwrap_or(start);
             let start = self.start(link, stream, queue.name(), start, end).await?;
             let mut pipe = Pipeline::new();
             for (keys, position) in queue.shards().iter().zip(&found) {

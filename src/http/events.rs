@@ -21,8 +21,8 @@ use super::docs::{Body, Parameters};
 use super::extract;
 use super::problem::{Flaw, Kind, Problem};
 use super::traced::Traced;
-use crate::bus;
 use crate::bus::backlog::Exceeded;
+use crate::bus::source::Outgoing;
 use crate::event::Event;
 use crate::id::BotId;
 
@@ -165,7 +165,14 @@ pub(super) async fn store(
     })?;
     let waited = Extension(Waited(entered.waited));
     let mut traced = Traced::of(api, &parts.headers, &mut events);
-    let published = bus::publish(&api.bus, &api.stream, &events.texts).await;
+    let outgoing: Vec<Outgoing<'_>> = events
+        .texts
+        .iter()
+        .zip(&events.bots)
+        .map(|(json, bot)| Outgoing { json: json.as_ref(), bot: bot.as_str() })
+        .collect();
+    let published = api.bus.publish(&outgoing).await;
+    drop(outgoing);
     let offsets = published.inspect_err(|error| traced.fail(error))?;
     entered.added(offsets.last().copied().unwrap_or_default());
     drop(traced);

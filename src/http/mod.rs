@@ -93,13 +93,13 @@ pub(crate) use self::routes::ROUTES;
 pub use self::routes::Row;
 use self::stopwatch::{Meters, Stopwatch};
 use self::taken::Taken;
+use crate::bus::Source;
 use crate::bus::backlog::Backlog;
 use crate::clock::SharedClock;
 use crate::config::Scope;
 use crate::outbound::Policy;
 use crate::pool::open::OpenLeases;
 use crate::product::{self, Services};
-use crate::redis::Link;
 use crate::startup::Startup;
 use crate::trace::Tracer;
 use crate::trail::Trail;
@@ -108,10 +108,9 @@ use crate::trail::Trail;
 pub(crate) struct Api {
     /// The queues of every pipeline.
     pub(crate) queues: Queues,
-    /// A link of its own for events, so that they do not wait behind requests of operators.
-    pub(crate) bus: Arc<Link>,
-    /// The bus stream that events are put on.
-    pub(crate) stream: String,
+    /// Where events are published, over a link of its own, so that they do not wait behind requests
+    /// of operators.
+    pub(crate) bus: Arc<dyn Source>,
     /// All streams of the bus.
     pub(crate) streams: Vec<String>,
     /// The events on it that are not copied yet.

@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 
 use super::admit::SHED_REASON;
 use crate::breaker::Unanswered;
+use crate::bus::BusError;
 use crate::counters::CountersError;
 use crate::mongo::client::MongoError;
 use crate::pipeline::Protected;
@@ -99,6 +100,8 @@ pub(crate) enum Kind {
     Unavailable,
     /// MongoDB is unavailable.
     MongoAway,
+    /// The bus is unavailable.
+    BusAway,
     /// The request was shed because other requests had priority.
     Busy,
     /// The request was shed because of overload.
@@ -155,6 +158,7 @@ impl Kind {
             Self::Starting => (S::SERVICE_UNAVAILABLE, "starting", "Not ready yet"),
             Self::Unavailable => (S::SERVICE_UNAVAILABLE, "unavailable", "Redis is unavailable"),
             Self::MongoAway => (S::SERVICE_UNAVAILABLE, "mongodb-away", "MongoDB is unavailable"),
+            Self::BusAway => (S::SERVICE_UNAVAILABLE, "bus-away", "The bus is unavailable"),
             Self::Busy => (S::SERVICE_UNAVAILABLE, "busy", "Busy"),
             Self::Overloaded => (S::SERVICE_UNAVAILABLE, "overloaded", "Overloaded"),
             Self::Quota => (S::TOO_MANY_REQUESTS, "quota", "Too many requests"),
@@ -275,6 +279,38 @@ impl Problem {
     /// Adds `Retry-After`, in seconds.
     pub(crate) fn retry_after(self, seconds: u32) -> Self {
         self.header(header::RETRY_AFTER, seconds.into())
+    }
+}
+
+impl From<BusError> for Problem {
+    /// Addresses and texts of the bus belong in the log, not in answers.
+    fn from(error: BusError) -> Self {
+        static AWAY: OncePerMinute = OncePerMinute::new();
+        static REFUSED: OncePerMinute = OncePerMinute::new();
+        let error = match error {
+            BusError::Redis(error) => return error.into(),
+            error => error,
+        };
+        if !error.is_passing() {
+            if let Some(suppressed) = REFUSED.take() {
+                error!(%error, suppressed, "an HTTP request failed");
+            }
+            let detail = "the bus refused the events; the log of this server has the reason";
+            return Self::new(Kind::Internal, detail);
+        }
+        if let Some(suppressed) = AWAY.take() {
+            warn!(%error, suppressed, "an HTTP request failed: the bus is unavailable");
+        }
+        let detail = match error {
+            BusError::Connect { .. } => "nothing was done: the bus does not answer; retry",
+            BusError::Partly { .. } => {
+                "the bus stored only a part of the events; with bus.dedup, publishing all of them again is safe"
+            }
+            _ => {
+                "the bus did not answer in time: the events may or may not be stored; with bus.dedup, publishing them again is safe"
+            }
+        };
+        Self::new(Kind::BusAway, detail).retry_after(AWAY_SECONDS)
     }
 }
 

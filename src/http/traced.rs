@@ -19,7 +19,7 @@ pub(super) struct Traced {
 impl Traced {
     /// Puts the context of the request into the events that have no own one.
     pub(super) fn of(api: &Api, headers: &HeaderMap, events: &mut Events<'_>) -> Self {
-        let (tracer, place) = (&api.tracer, &*api.stream);
+        let (tracer, place) = (&api.tracer, api.bus.name());
         let own = events.own.iter().filter_map(|(at, own)| {
             Entering::of_event(tracer, own.as_ref()?, place, &events.bots[*at])
         });

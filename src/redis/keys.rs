@@ -26,7 +26,8 @@
 //! | `fl:{p:0}:slots` | hash, TTL | process → slices it may have under way, until when |
 //! | `fl:{p:0}:tokens` | string, TTL | when the bucket of the pipeline is full again, µs |
 //! | `fl:{p:s}:held` | hash | what bots hold, for their quotas: `q<bot>` bytes queued; `a<bot>` events of lanes that are set aside; `l<bot>`, `L<bot>` delayed events, their bytes; `d<bot>`, `D<bot>` dead letters, their bytes; `n<bot>`, `N<bot>` pending records of a product, their bytes |
-//! | `fl:{p:s}:hwm` | hash | bus stream → last offset copied into this shard |
+//! | `fl:{p:s}:hwm` | hash | log of the bus → last offset copied into this shard |
+//! | `fl:{p:s}:names-now`, `…:names-before` | hash, TTL | names of the copied events, if repetitions are dropped |
 //! | `fl:{p:s}:q:<bot>` | list | the records, oldest at the head |
 //! | `fl:{p:s}:a:<lane>:<bot>` | list | the records of a lane that is set aside, oldest at the head |
 //! | `fl:{p:s}:due` | sorted set | delayed events: id → ms since 1970 |
@@ -55,10 +56,10 @@
 //! | `fl:audit-often` | stream | the last 1,000 actions that may be frequent: by tokens for certain bots, and on the records of products |
 //! | `fl:trend` | list, TTL | depth, age, rates and calls of the pipelines in the last 15 minutes, for charts |
 //! | `fl:trend-minutes` | list, TTL | the same in the last 24 hours, a point a minute |
-//! | `fl:{<stream>}:reader` | string, TTL | the process that reads a bus stream |
+//! | `fl:{<bus>}:readers` | hash, TTL | the processes that read a bus → until when; its logs → the process that reads them |
 //! | `fl:{<stream>}:seen:<id>` | string, TTL | ids of events that handlers published |
-//! | `fl:{<stream>}:read` | hash | its read position: `offset`, `entries` (both only for the lag), `copied` (for publishers) |
-//! | `fl:{<stream>}:starts` | hash | pipeline → the offset after which it takes the entries of a bus stream |
+//! | `fl:{<log>}:read` | hash | the read position of a log of the bus: `offset`, `entries`, `lag` (all only for the lag), `copied` (for publishers) |
+//! | `fl:{<log>}:starts` | hash | pipeline → the offset after which it takes the entries of a log |
 //! | `fl:{check-<number>}:<id>` | any, TTL | test keys of `fairlane check` |
 //! | `fairlane:invalid` | stream | bus entries that could not be read, bounded |
 
@@ -95,10 +96,10 @@ global! {
     audit_often "audit-often",
 }
 
-/// The lock of the process that reads `stream`.
+/// The readers of a bus, and the logs that each reads.
 #[must_use]
-pub fn reader(prefix: &Prefix, stream: &str) -> String {
-    format!("{prefix}:{{{stream}}}:reader")
+pub fn readers(prefix: &Prefix, bus: &str) -> String {
+    format!("{prefix}:{{{bus}}}:readers")
 }
 
 /// The read position of `stream`.
@@ -182,7 +183,7 @@ pub fn belongs_to(prefix: &Prefix, pipeline: &PipelineName, key: &[u8]) -> bool 
     let Some(rest) = rest.and_then(|rest| rest.strip_prefix(b":")) else { return false };
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let name = rest[digits..].strip_prefix(b"}:");
-    digits > 0 && name.is_some_and(|name| !matches!(name, b"read" | b"reader" | b"starts"))
+    digits > 0 && name.is_some_and(|name| !matches!(name, b"read" | b"readers" | b"starts"))
 }
 
 /// The part of a key after its hash tag.
@@ -211,6 +212,10 @@ pub struct ShardKeys {
     pub tokens: String,
     /// Offsets.
     pub offsets: String,
+    /// The names of the last copied events, and of those before them.
+    pub names_now: String,
+    /// See [`Self::names_now`].
+    pub names_before: String,
     /// Dead letters.
     pub dlq: String,
     /// Due times.
@@ -237,6 +242,8 @@ impl ShardKeys {
             slots: key("slots"),
             tokens: key("tokens"),
             offsets: key("hwm"),
+            names_now: key("names-now"),
+            names_before: key("names-before"),
             dlq: key("dlq"),
             due: key("due"),
             later: key("later"),
@@ -440,9 +447,9 @@ mod tests {
             "fl2:{log:0}:meta",
             "other:{log:0}:meta",
             &read(&prefix, "log:events"),
-            &reader(&prefix, "log:events"),
+            &readers(&prefix, "log:events"),
             &read(&prefix, "log:3"),
-            &reader(&prefix, "log:3"),
+            &readers(&prefix, "log:3"),
             &starts(&prefix, "log:3"),
         ] {
             assert!(!belongs_to(&prefix, &pipeline, foreign.as_bytes()), "{foreign}");

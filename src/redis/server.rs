@@ -88,9 +88,8 @@ impl StreamView {
             "stream" => StreamKind::Stream,
             _ => StreamKind::Other,
         };
-        let reader =
-            link.command("EXISTS", redis::Cmd::exists(keys::reader(link.prefix(), stream))).await?;
-        let reader = link.read("EXISTS", reader)?;
+        let readers = redis::Cmd::exists(keys::readers(link.prefix(), stream));
+        let reader = link.read("EXISTS", link.command("EXISTS", readers).await?)?;
         let mut view = Self {
             stream: stream.to_owned(),
             kind,

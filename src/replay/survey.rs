@@ -9,7 +9,6 @@ use tokio::time::Instant;
 use utoipa::ToSchema;
 
 use super::{Copied, Place, Replay};
-use crate::bus::Source as _;
 use crate::id::BotId;
 use crate::redis::RedisError;
 

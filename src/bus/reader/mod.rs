@@ -1,31 +1,32 @@
-//! Feeds one stream of the bus into the fan-out.
+//! Feeds the logs of one bus into the fan-out.
 //!
-//! 1. Become the only reader (a TTL lock; another process takes over when it expires).
-//! 2. Read the position of every shard; start at the lowest. Entries missing between there and the
-//!    first remaining entry are counted and logged as an error, never silently skipped.
-//! 3. Read a batch, and decode it while the matches of earlier batches are being copied.
-//! 4. Once a second, move idle shards forward and note the position. At the start and every few
-//!    seconds, trim the entries that every pipeline has copied.
+//! 1. Become the reader of a share of the logs, see [`share`].
+//! 2. Read the position of every shard in each log; start at the lowest. Entries missing between there
+//!    and the first remaining entry are counted and logged as an error, never silently skipped.
+//! 3. Read a batch of all these logs, and decode it while the matches of earlier batches are being
+//!    copied.
+//! 4. Once a second, move idle shards forward, note the positions, and tell the bus how far its logs
+//!    are copied. At the start and every few seconds, tell it also what may be deleted.
 //!
 //! Any error ends the session; the next one starts at step 1. A batch that was copied in part is
 //! read again, and the shards that have it report a duplicate.
 //!
-//! The start of a pipeline on a new stream is fixed before any process that has the pipeline is
-//! ready, see `fanout::starts`. Entries that pipelines of other processes need are not trimmed.
+//! The start of a pipeline in a new log is fixed before any process that has the pipeline is ready,
+//! see `fanout::starts`. Entries that pipelines of other processes need are not deleted.
 //!
 //! A full Redis refuses copies. Steps 1 to 4 need no additional memory if there is nothing to copy:
 //! sessions continue, and each frees memory by trimming.
 //!
 //! In a cluster, shards whose primary is unavailable are left out and the others continue. From
 //! time to time the session restarts, at the lowest position of the shards that are available
-//! again. No entries are trimmed meanwhile.
+//! again. No entries are deleted meanwhile.
 //!
-//! A stream that lost its last entries in a failover ends before the positions of the shards.
-//! Copied events stay in the queues. The stream's last id is raised to the highest position, so
-//! that no new entry gets an id that the shards take for a copied one.
+//! A log that lost its last entries in a failover ends before the positions of the shards. Copied
+//! events stay in the queues. [`Source::open`] ensures that no new entry gets an offset that the
+//! shards take for a copied one.
 
-mod gap;
 mod session;
+mod share;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,33 +38,28 @@ use rand::Rng;
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
-use self::gap::{entries_at, gap};
-use self::session::{Copied, Copying, Session};
+use self::session::{Copied, Copying, OpenLog, Session};
+use self::share::{Share, Shared};
 use super::backlog::{Backlog, TOLD_EVERY};
-use super::redis_stream::RedisStream;
-use super::{Entry, Extent, Fetched as _, Source};
-use crate::clock::{SharedClock, millis};
-use crate::fanout::{Fanout, FanoutError, Gathered, Matches, Positions, RESTART};
+use super::source::{Batch, Log, Released, Source, Standing};
+use super::{BusError, aside};
+use crate::clock::SharedClock;
+use crate::fanout::starts::LogEnd;
+use crate::fanout::{Fanout, FanoutError, Gathered, Positions, RESTART};
 use crate::id::Offset;
 use crate::lifecycle::Shutdown;
-use crate::metrics::{self, BusMetrics};
-use crate::redis::RedisError;
-use crate::telemetry::{Outage, PerReason, Recovered};
+use crate::redis::scripts::Note;
+use crate::redis::{Link, RedisError, keys};
+use crate::telemetry::{Outage, Recovered};
 
-/// How long the lock lasts without renewal. A reader that is only slow may lose it too early, and
-/// another process reads instead: this costs a session, but copies nothing twice.
-const LOCK_TTL: Duration = Duration::from_millis(1_500);
-/// Interval of renewals.
-const LOCK_RENEW: Duration = Duration::from_millis(500);
-/// Interval of attempts to get the lock.
-const LOCK_ASK: Duration = Duration::from_millis(250);
+/// Maximum wait of one read.
+const WAIT: Duration = Duration::from_secs(2);
 /// Number of entries in the first read, and the bounds for later ones.
 const BATCH_FIRST: usize = 256;
 const BATCH_MAX: usize = 4_096;
-/// When entries that are no events were last logged, by reason: each producer can write many.
-static INVALID: PerReason = PerReason::new();
 const CHECKPOINT: Duration = Duration::from_secs(1);
-const TRIM: Duration = Duration::from_secs(5);
+/// Interval of finding out what other processes need of the logs.
+const KEEP: Duration = Duration::from_secs(5);
 /// Missing shards are checked after this time, then after twice the time, up to the last.
 const MISSING_FIRST: Duration = Duration::from_secs(1);
 const MISSING_LAST: Duration = Duration::from_secs(4);
@@ -71,38 +67,58 @@ const MISSING_LAST: Duration = Duration::from_secs(4);
 /// Maximum wait of the first batch until the pipelines know their interests.
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
 
-/// The retention of a stream.
-#[derive(Debug, Clone, Copy)]
-pub struct Retention {
-    /// Whether to trim at all.
-    pub trim: bool,
-    /// How long copied entries are kept.
-    pub keep: Duration,
+/// Why a session ended.
+#[derive(Debug, thiserror::Error)]
+enum ReadError {
+    #[error(transparent)]
+    Fanout(#[from] FanoutError),
+    #[error(transparent)]
+    Bus(#[from] BusError),
 }
 
-/// Reads until the soft stop. `backlog`: the uncopied events of the stream, if this process publishes
-/// to it.
+impl From<RedisError> for ReadError {
+    fn from(error: RedisError) -> Self {
+        Self::Fanout(error.into())
+    }
+}
+
+impl ReadError {
+    fn is_full(&self) -> bool {
+        match self {
+            Self::Fanout(error) => error.is_full(),
+            Self::Bus(error) => error.is_full(),
+        }
+    }
+}
+
+/// A bus to read, and into what.
+pub(crate) struct Reading {
+    /// The bus.
+    pub(crate) source: Arc<dyn Source>,
+    /// The queues.
+    pub(crate) fanout: Arc<Fanout>,
+    /// Redis, where the readers agree.
+    pub(crate) link: Arc<Link>,
+    pub(crate) clock: SharedClock,
+    /// The uncopied events of the bus, if this process publishes to it and it has one log.
+    pub(crate) backlog: Option<Arc<Backlog>>,
+}
+
+/// Reads until the soft stop.
 ///
 /// # Cancel safety
 /// Nothing is lost: positions are stored with the data.
-pub(crate) async fn run<S: Source>(
-    source: S,
-    fanout: Arc<Fanout>,
-    retention: Retention,
-    clock: SharedClock,
-    backlog: Option<Arc<Backlog>>,
-    shutdown: Shutdown,
-) {
-    let metrics = BusMetrics::new(source.name());
+pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
+    let Reading { source, fanout, link, clock, backlog } = reading;
+    let share = Share::new(Arc::clone(&source), Arc::clone(&link));
     let mut reader = Reader {
         source,
         fanout,
-        retention,
+        link,
         clock,
         backlog,
+        share,
         untold: AtomicU64::new(0),
-        metrics,
-        reading: false,
         patience: MISSING_FIRST,
         outage: Outage::shared(),
     };
@@ -122,110 +138,88 @@ pub(crate) async fn run<S: Source>(
             },
         }
     }
-    if reader.reading {
-        // Releases the lock, so that another process need not wait until it expires.
-        let _ = tokio::time::timeout(RESTART, reader.source.hold(Duration::ZERO)).await;
-    }
+    // Other processes need not wait until the share expires.
+    let _ = tokio::time::timeout(RESTART, reader.share.leave()).await;
 }
 
-struct Reader<S> {
-    source: S,
+struct Reader {
+    source: Arc<dyn Source>,
     fanout: Arc<Fanout>,
-    retention: Retention,
+    link: Arc<Link>,
     clock: SharedClock,
     backlog: Option<Arc<Backlog>>,
+    share: Share,
     /// Number of copied entries that other processes were not told of.
     untold: AtomicU64,
-    metrics: BusMetrics,
-    /// Whether this process holds the lock.
-    reading: bool,
     /// How long missing shards are left out.
     patience: Duration,
     outage: Outage,
 }
 
-impl<S: Source> Reader<S> {
+impl Reader {
+    fn bus(&self) -> &str {
+        self.source.name()
+    }
+
     /// Runs one session; returns the wait before the next one.
     async fn session(&mut self) -> Duration {
         let random = rand::rng().random_range(0.8..1.2);
-        match self.source.hold(LOCK_TTL).await {
-            Ok(true) => {}
-            Ok(false) => {
-                self.lose();
-                return LOCK_ASK.mul_f64(random);
-            }
+        let shared = match self.share.take().await {
+            Ok(Some(shared)) => shared,
+            Ok(None) => return share::ASK.mul_f64(random),
             Err(error) => {
                 if let Some(suppressed) = self.outage.failed() {
-                    warn!(stream = self.source.name(), %error, suppressed, "cannot read the bus; trying again");
+                    warn!(bus = self.bus(), %error, suppressed, "cannot read the bus; trying again");
                 }
                 return RESTART;
             }
-        }
-        if !self.reading {
-            info!(stream = self.source.name(), "reading the bus");
-            self.reading = true;
-        }
+        };
         let started = Instant::now();
         let ended = tokio::select! {
             biased;
-            ended = keep(&self.source) => ended.map_err(FanoutError::from),
-            ended = self.read() => ended,
+            ended = self.share.keep(&shared) => ended.map_err(ReadError::from),
+            ended = self.read(&shared) => ended,
         };
         self.fanout.rests();
         match ended {
-            Ok(()) => {
-                warn!(stream = self.source.name(), "another process reads the bus now");
-                self.lose();
-            }
-            Err(FanoutError::Missing(_)) => {
+            Ok(()) => Duration::ZERO,
+            Err(ReadError::Fanout(FanoutError::Missing(_))) => {
                 // The wait grows, unless the session lasted for a while.
                 let again = started.elapsed() < MISSING_LAST * 8;
                 let later = (self.patience * 2).min(MISSING_LAST);
                 self.patience = if again { later } else { MISSING_FIRST };
-                return Duration::ZERO;
+                Duration::ZERO
             }
-            Err(error) => return self.interrupted(&error).mul_f64(random),
+            Err(error) => self.interrupted(&error).mul_f64(random),
         }
-        RESTART.mul_f64(random)
     }
 
     /// Logs why a session ended; returns the wait before the next one.
-    fn interrupted(&self, error: &FanoutError) -> Duration {
-        let stream = self.source.name();
+    fn interrupted(&self, error: &ReadError) -> Duration {
+        let bus = self.bus();
         match error {
-            FanoutError::Moved { .. } => warn!(stream, %error, "reading the bus again from there"),
-            FanoutError::Store(error) if error.is_full() => {
+            ReadError::Fanout(FanoutError::Moved { .. }) => {
+                warn!(bus, %error, "reading the bus again from there");
+            }
+            error if error.is_full() => {
                 if let Some(suppressed) = self.outage.failed() {
-                    error!(stream, %error, suppressed,
+                    error!(bus, %error, suppressed,
                         "Redis is full: the bus keeps the events until there is room");
                 }
                 return RESTART * 4;
             }
             _ => {
                 if let Some(suppressed) = self.outage.failed() {
-                    warn!(stream, %error, suppressed, "reading the bus was interrupted");
+                    warn!(bus, %error, suppressed, "reading the bus was interrupted");
                 }
             }
         }
         RESTART
     }
 
-    /// The extent of the stream, and the position of every shard.
-    async fn positions(&self) -> Result<(Extent, Positions), RedisError> {
-        let extent = self.source.extent().await?;
-        let positions = self.fanout.positions(self.source.name(), extent.last).await?;
-        Ok((extent, positions))
-    }
-
-    fn lose(&mut self) {
-        self.reading = false;
-        // The process that reads now reports the lag.
-        self.metrics.lag.set(0.0);
-    }
-
     /// Reads and copies until an error.
-    async fn read(&self) -> Result<(), FanoutError> {
-        let (mut session, positions) = self.begin().await?;
+    async fn read(&self, shared: &Shared) -> Result<(), ReadError> {
+        let (mut session, positions) = self.begin(shared).await?;
         let mut copying = Copying::Rests(positions);
         let (mut gathered, mut ahead) = (Gathered::default(), None);
         loop {
@@ -233,23 +227,27 @@ impl<S: Source> Reader<S> {
                 (asked, fetched?)
             } else {
                 let asked = session.batch;
-                (asked, self.source.fetch(session.end, asked, RedisStream::WAIT_MAX).await?)
+                (asked, self.source.fetch(asked, WAIT).await?)
             };
             // If more entries are available, they are fetched while this batch is processed.
-            let (more, next) = (fetched.last().filter(|_| fetched.len() == asked), session.batch);
+            let (more, next) = (fetched.len() >= asked, session.batch);
             let fetch = async {
-                let fetching = more.map(|last| self.source.fetch(last, next, Duration::ZERO));
+                let fetching = more.then(|| self.source.fetch(next, Duration::ZERO));
                 Some((next, fetching?.await))
             };
             let gather = async {
                 // Sends the fetch first: the scheduler runs the task that was woken last on this
                 // thread, behind the current one, and no other thread may take it.
                 tokio::task::yield_now().await;
-                let batch = self.source.decode(fetched)?;
-                self.put_aside(&batch).await?;
-                session.advance(&batch, asked);
-                self.fanout.gather(&batch, &mut session.matches, &mut gathered);
-                Ok::<_, RedisError>(batch.is_empty())
+                let batches = fetched.decode()?;
+                for batch in &batches {
+                    aside::put(&self.link, &session.logs[batch.log].name, &batch.entries).await?;
+                }
+                session.advance(&batches, asked);
+                for Batch { log, entries, end, .. } in &batches {
+                    self.fanout.gather((*log, *end), entries, &mut session.matches, &mut gathered);
+                }
+                Ok::<_, BusError>(batches.is_empty())
             };
             let (fetching, nothing) = copying.beside(join(fetch, gather)).await;
             ahead = fetching;
@@ -265,18 +263,18 @@ impl<S: Source> Reader<S> {
                 }
                 nothing => nothing?,
             };
-            let due = nothing || session.checkpointed.0.elapsed() >= CHECKPOINT;
-            if more.is_some() && !due && !gathered.is_full() {
+            let due = nothing || session.checkpointed.elapsed() >= CHECKPOINT;
+            if more && !due && !gathered.is_full() {
                 continue;
             }
             // Positions are only known when no copy is in progress.
             let positions = copying.ends(&mut session).await?;
             self.look_for_missing(&mut session, &positions)?;
-            let behind = more.map(|_| self.age(session.end));
+            let behind = more.then(|| self.age(session.added_ms));
             let taken = std::mem::take(&mut gathered);
             copying = Copying::Goes(self.copy(taken, behind, positions).boxed());
             // Nothing waits longer than the time to read the available entries.
-            if more.is_none() || due {
+            if !more || due {
                 let mut positions = copying.ends(&mut session).await?;
                 if due {
                     self.checkpoint(&mut session, &mut positions).await?;
@@ -286,9 +284,9 @@ impl<S: Source> Reader<S> {
         }
     }
 
-    /// How long ago an entry was added, if its id is a time, as ids of Redis are.
-    fn age(&self, offset: Offset) -> Duration {
-        self.clock.now().saturating_sub(Duration::from_millis(offset.ms))
+    /// How long ago an entry was added.
+    fn age(&self, added_ms: u64) -> Duration {
+        self.clock.now().saturating_sub(Duration::from_millis(added_ms))
     }
 
     /// Copies the gathered events of all batches since the last copy.
@@ -298,36 +296,36 @@ impl<S: Source> Reader<S> {
         behind: Option<Duration>,
         mut positions: Positions,
     ) -> Copied {
-        let name = self.source.name();
-        let copied = self.fanout.copy(name, &gathered, behind, &mut positions).await;
+        let copied = self.fanout.copy(&gathered, behind, &mut positions).await;
         if copied.as_ref().is_err_and(FanoutError::is_full) {
-            self.fanout.pass_over(name, &gathered, &mut positions).await?;
+            self.fanout.pass_over(&gathered, &mut positions).await?;
         }
-        if copied.is_ok() {
-            if let Some(Recovered { lasted, failures }) = self.outage.succeeded() {
-                info!(stream = self.source.name(), ?lasted, failures, "the bus is read again");
-            }
-            if let Some((end, entries)) = gathered.covers() {
-                self.metrics.events.increment(entries);
-                self.tell(end, entries).await;
-            }
+        copied?;
+        if let Some(Recovered { lasted, failures }) = self.outage.succeeded() {
+            info!(bus = self.bus(), ?lasted, failures, "the bus is read again");
         }
-        copied.map(|()| (positions, gathered.covers()))
+        let covered: Vec<_> = gathered.covers().collect();
+        let logs = Arc::clone(positions.logs());
+        for (log, covered) in &covered {
+            self.tell(&logs[*log], covered.end, covered.entries).await;
+        }
+        Ok((positions, covered))
     }
 
-    /// Tells the publishers that further `entries` are copied, up to `end`.
-    async fn tell(&self, end: Offset, entries: u64) {
-        if let Some(backlog) = &self.backlog {
-            backlog.copied(end);
-        }
+    /// Tells the publishers that further `entries` of a log are copied, up to `end`.
+    async fn tell(&self, log: &str, end: Offset, entries: u64) {
+        let Some(backlog) = &self.backlog else { return };
+        backlog.copied(end);
         let untold = self.untold.fetch_add(entries, Ordering::Relaxed) + entries;
         if untold < TOLD_EVERY {
             return;
         }
         self.untold.store(0, Ordering::Relaxed);
+        let key = keys::read(self.link.prefix(), log);
+        let command = redis::Cmd::hset(key, "copied", end.to_string());
         // Untold publishers wait a little longer.
-        if let Err(error) = self.source.tell(end).await {
-            debug!(stream = self.source.name(), %error, "other processes do not know what is copied");
+        if let Err(error) = self.link.command("HSET", command).await {
+            debug!(log, %error, "other processes do not know what is copied");
         }
     }
 
@@ -345,137 +343,134 @@ impl<S: Source> Reader<S> {
         if Instant::now() < look { Ok(()) } else { Err(FanoutError::Missing(missing)) }
     }
 
-    async fn begin(&self) -> Result<(Session, Positions), FanoutError> {
-        let (extent, positions) = self.positions().await?;
-        if let Some(highest) = positions.highest().filter(|highest| *highest > extent.last) {
-            warn!(stream = self.source.name(), %highest, last = %extent.last,
-                "the stream lost its tail, of which shards have copies; going on behind it");
-            self.source.raise(highest).await?;
-        }
-        let start = positions.lowest().unwrap_or(extent.last);
-        let noted = self.source.noted().await?;
-        let now = Instant::now();
-        if let Some(missing) = gap(extent, start, noted) {
-            self.metrics.gap.increment(1);
-            error!(stream = self.source.name(), %start, first = ?extent.first, missing,
-                "the stream was trimmed beyond what was read: events are missing");
-        }
-        let entries = entries_at(extent, start, noted);
-        let mut session = Session {
-            matches: Matches::default(),
-            end: start,
-            entries,
-            copied: (start, entries),
-            batch: BATCH_FIRST,
-            checkpointed: (now, start),
-            lag_at: Offset::default(),
-            trimmed: (now, Offset::default()),
-            look: None,
+    async fn begin(&self, shared: &Shared) -> Result<(Session, Positions), ReadError> {
+        // Also of logs that were known before: the extents must be older than the positions.
+        let logs = self.source.logs().await?;
+        let logs: Vec<Log> = logs.into_iter().filter(|log| shared.reads(&log.name)).collect();
+        let ends: Vec<_> = logs.iter().map(end_of).collect();
+        let positions = self.fanout.positions(&ends).await?;
+        let standing = |(place, log): (usize, Log)| Standing {
+            lowest: positions.lowest(place).unwrap_or(log.last),
+            highest: positions.highest(place).unwrap_or(log.last),
+            log,
         };
-        // Trims now: a full Redis lets no session reach its first checkpoint.
-        self.trim(&mut session, &positions).await?;
+        let standing: Vec<_> = logs.into_iter().enumerate().map(standing).collect();
+        let opened = self.source.open(&standing).await?;
+        let mut open = Vec::with_capacity(standing.len());
+        for (Standing { log, lowest, .. }, opened) in standing.iter().zip(opened) {
+            let one = OpenLog::new(log, opened);
+            if opened.lost > 0 {
+                one.metrics.gap.increment(1);
+                error!(log = &*log.name, start = %lowest, first = ?log.first, missing = opened.lost,
+                    "the stream was trimmed beyond what was read: events are missing");
+            }
+            open.push(one);
+        }
+        let mut session = Session::new(open);
+        // Releases now: a full Redis lets no session reach its first checkpoint.
+        let keeps = self.keeps(&positions, &session).await?;
+        self.release(&mut session, &keeps).await?;
         Ok((session, positions))
     }
 
-    async fn put_aside(&self, batch: &[Entry]) -> Result<(), RedisError> {
-        let invalid: Vec<_> = batch
-            .iter()
-            .filter_map(|entry| Some((entry.offset, entry.event.as_ref().err()?)))
-            .collect();
-        if invalid.is_empty() {
-            return Ok(());
-        }
-        self.source.put_aside(&invalid).await?;
-        for (offset, entry) in &invalid {
-            let reason = entry.error.label();
-            metrics::bus_invalid(reason);
-            if let Some(suppressed) = INVALID.take(reason) {
-                warn!(stream = self.source.name(), %offset, reason, error = %entry.error, suppressed,
-                    "an entry of the bus is no event; kept in {}", self.source.aside());
-            }
-        }
-        Ok(())
-    }
-
-    /// Updates the lag, moves idle shards forward, notes the position, trims.
+    /// Updates the lag, moves idle shards forward, notes the positions, and releases the entries.
     async fn checkpoint(
         &self,
         session: &mut Session,
         positions: &mut Positions,
-    ) -> Result<(), FanoutError> {
-        let name = self.source.name();
-        if session.end != session.lag_at {
-            session.lag_at = session.end;
-            let extent = self.source.extent().await?;
-            if extent.last == session.end {
-                session.entries = extent.added;
-                // Entries that were deleted before they were read count as copied too.
-                if session.copied.0 == session.end {
-                    session.copied.1 = extent.added;
-                }
-            } else {
-                // More entries are available: check again even if none is read until then.
-                session.lag_at = Offset::default();
-            }
-            #[expect(clippy::cast_precision_loss, reason = "a count of entries in memory")]
-            self.metrics.lag.set(extent.added.saturating_sub(session.entries) as f64);
+    ) -> Result<(), ReadError> {
+        // No copy is in progress, so all shards have the same positions.
+        let logs = session.logs.iter().enumerate();
+        let moved = logs.filter(|(_, log)| log.copied.0 != log.checkpointed);
+        let moved: Vec<_> = moved.map(|(place, log)| (place, log.copied.0)).collect();
+        if !moved.is_empty() {
+            self.fanout.checkpoint(&moved, positions).await?;
         }
-        let (copied, entries) = session.copied;
-        if copied != session.checkpointed.1 {
-            // No copy is in progress, so all shards have the same position.
-            self.fanout.checkpoint(name, copied, positions).await?;
-            self.source.note(copied, entries).await?;
-            session.checkpointed.1 = copied;
+        let keeps = if session.kept.elapsed() >= KEEP {
+            session.kept = Instant::now();
+            self.keeps(positions, session).await?
+        } else {
+            vec![None; session.logs.len()]
+        };
+        let released = self.release(session, &keeps).await?;
+        let read: Vec<_> = moved
+            .iter()
+            .map(|(place, _)| keys::read(self.link.prefix(), &session.logs[*place].name))
+            .collect();
+        let notes: Vec<_> = moved
+            .iter()
+            .zip(&read)
+            .map(|(&(place, offset), key)| Note {
+                key,
+                offset,
+                entries: session.logs[place].copied.1,
+                lag: released[place].lag,
+            })
+            .collect();
+        for note in self.link.call_all(&notes).await? {
+            note?;
         }
-        session.checkpointed.0 = Instant::now();
-        if session.trimmed.0.elapsed() >= TRIM {
-            self.trim(session, positions).await?;
+        for (place, offset) in moved {
+            session.logs[place].checkpointed = offset;
         }
+        session.checkpointed = Instant::now();
         Ok(())
     }
 
-    /// Deletes entries that are older than the retention and that no pipeline needs.
-    async fn trim(&self, session: &mut Session, positions: &Positions) -> Result<(), FanoutError> {
+    /// Per log, the offset before which no pipeline needs an entry; `None`: not known now.
+    async fn keeps(
+        &self,
+        positions: &Positions,
+        session: &Session,
+    ) -> Result<Vec<Option<Offset>>, ReadError> {
+        let mut keeps = vec![None; session.logs.len()];
         // The positions of missing shards are unknown.
-        if !self.retention.trim || positions.missing() > 0 {
-            return Ok(());
-        }
-        session.trimmed.0 = Instant::now();
-        let old = self.clock.now().saturating_sub(self.retention.keep);
-        let old = Offset { ms: millis(old), seq: 0 };
-        let mut keep = positions.lowest().unwrap_or(session.end).min(old);
-        if keep <= session.trimmed.1 {
-            return Ok(());
+        if positions.missing() > 0 {
+            return Ok(keeps);
         }
         // Read after the positions: a pipeline that is added later starts after them.
-        match self.fanout.needed_elsewhere(self.source.name()).await {
-            Ok(needed) => keep = needed.map_or(keep, |needed| keep.min(needed)),
+        let names = positions.logs();
+        match self.fanout.needed_elsewhere(names).await {
+            Ok(needed) => {
+                for (place, (log, needed)) in session.logs.iter().zip(needed).enumerate() {
+                    let keep = positions.lowest(place).unwrap_or(log.end);
+                    keeps[place] = Some(needed.map_or(keep, |needed| keep.min(needed)));
+                }
+            }
             Err(error) if error.is_passing() => {
-                debug!(stream = self.source.name(), %error,
-                    "what other processes need is not known; nothing is trimmed");
-                return Ok(());
+                debug!(bus = self.bus(), %error,
+                    "what other processes need is not known; nothing is deleted");
             }
             Err(error) => return Err(error.into()),
         }
-        if keep > session.trimmed.1 {
-            self.metrics.trimmed.increment(self.source.trim(keep).await?);
-            // Entries that a consumer group still needs are tried again, even if nothing new
-            // arrives.
-            let first = self.source.extent().await?.first;
-            if first.is_none_or(|first| first >= keep) {
-                session.trimmed.1 = keep;
+        Ok(keeps)
+    }
+
+    /// Tells the bus how far its logs are copied, and shows how much is not read yet.
+    async fn release(
+        &self,
+        session: &mut Session,
+        keeps: &[Option<Offset>],
+    ) -> Result<Vec<Released>, ReadError> {
+        let progress: Vec<_> =
+            session.logs.iter().zip(keeps).map(|(log, keep)| log.progress(*keep)).collect();
+        let released = self.source.release(&progress).await?;
+        for (log, released) in session.logs.iter_mut().zip(&released) {
+            if let Some(entries) = released.entries {
+                log.entries = entries;
+                if log.copied.0 == log.end {
+                    log.copied.1 = entries;
+                }
             }
+            #[expect(clippy::cast_precision_loss, reason = "a count of entries in memory")]
+            log.metrics.lag.set(released.lag as f64);
+            log.metrics.trimmed.increment(released.deleted);
         }
-        Ok(())
+        Ok(released)
     }
 }
 
-/// Renews the lock; returns when another process has it.
-async fn keep<S: Source>(source: &S) -> Result<(), RedisError> {
-    loop {
-        tokio::time::sleep(LOCK_RENEW).await;
-        if !source.hold(LOCK_TTL).await? {
-            return Ok(());
-        }
-    }
+/// The log for those who fix the starts of pipelines.
+pub(crate) fn end_of(log: &Log) -> LogEnd {
+    LogEnd { name: Arc::clone(&log.name), last: log.last, start: log.start }
 }

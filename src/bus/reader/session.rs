@@ -2,21 +2,24 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::super::Entry;
+use super::super::source::{Batch, Log, Opened, Progress};
 use super::{BATCH_FIRST, BATCH_MAX};
-use crate::fanout::{FanoutError, Matches, Positions};
+use crate::fanout::{Covered, FanoutError, Matches, Positions};
 use crate::id::Offset;
+use crate::metrics::BusMetrics;
 
 /// Approximate number of bytes in one read.
 const BATCH_BYTES: usize = 8 << 20;
 
-/// The positions of the shards, and the last entry and number of the copied entries.
-pub(super) type Copied = Result<(Positions, Option<(Offset, u64)>), FanoutError>;
+/// The positions of the shards, and what was copied of each log.
+pub(super) type Copied = Result<(Positions, Vec<(usize, Covered)>), FanoutError>;
 
 /// The copy that runs beside the reading: a copy may take longer than reading a batch.
 pub(super) enum Copying<'a> {
@@ -51,8 +54,9 @@ impl Copying<'_> {
             Self::Goes(copy) => copy.await?,
             Self::Ended(copied) => copied?,
         };
-        if let Some((end, entries)) = covered {
-            session.copied = (end, session.copied.1 + entries);
+        for (log, covered) in covered {
+            let log = &mut session.logs[log];
+            log.copied = (covered.end, log.copied.1 + covered.entries);
         }
         Ok(positions)
     }
@@ -60,39 +64,94 @@ impl Copying<'_> {
 
 /// The state of one session.
 pub(super) struct Session {
+    pub(super) logs: Vec<OpenLog>,
     pub(super) matches: Matches,
-    /// The last entry read.
-    pub(super) end: Offset,
-    /// Number of entries ever added to the stream up to `end`, as far as known.
-    pub(super) entries: u64,
-    /// The last entry copied, and the entries up to there.
-    pub(super) copied: (Offset, u64),
     pub(super) batch: usize,
-    pub(super) checkpointed: (Instant, Offset),
-    /// The last entry read when there was no lag at the last check.
-    pub(super) lag_at: Offset,
-    /// When it was last trimmed, and the offset before which no entry is left.
-    pub(super) trimmed: (Instant, Offset),
+    /// When the last entry read was added, ms since 1970.
+    pub(super) added_ms: u64,
+    pub(super) checkpointed: Instant,
+    /// When it was last found out what other processes need.
+    pub(super) kept: Instant,
     /// When to check the missing shards.
     pub(super) look: Option<Instant>,
 }
 
+/// A log that the session reads.
+pub(super) struct OpenLog {
+    pub(super) name: Arc<str>,
+    pub(super) metrics: BusMetrics,
+    /// The last entry read.
+    pub(super) end: Offset,
+    /// Number of entries ever added up to `end`, as far as known.
+    pub(super) entries: u64,
+    /// The last entry copied, and the entries up to there.
+    pub(super) copied: (Offset, u64),
+    /// The last entry of the last checkpoint.
+    pub(super) checkpointed: Offset,
+}
+
+impl OpenLog {
+    pub(super) fn new(log: &Log, Opened { at, entries, .. }: Opened) -> Self {
+        Self {
+            name: Arc::clone(&log.name),
+            metrics: BusMetrics::new(&log.name),
+            end: at,
+            entries,
+            copied: (at, entries),
+            checkpointed: at,
+        }
+    }
+
+    pub(super) fn progress(&self, keep: Option<Offset>) -> Progress {
+        Progress {
+            log: Arc::clone(&self.name),
+            read: self.end,
+            copied: self.copied.0,
+            entries: (self.entries, self.copied.1),
+            keep,
+        }
+    }
+}
+
 impl Session {
+    pub(super) fn new(logs: Vec<OpenLog>) -> Self {
+        let now = Instant::now();
+        Self {
+            logs,
+            matches: Matches::default(),
+            batch: BATCH_FIRST,
+            added_ms: 0,
+            checkpointed: now,
+            kept: now,
+            look: None,
+        }
+    }
+
     /// Moves behind the entries of a read that asked for `asked` entries.
-    pub(super) fn advance(&mut self, batch: &[Entry], asked: usize) {
-        let Some(last) = batch.last() else { return };
-        self.end = last.offset;
-        self.entries += batch.len() as u64;
-        let bytes: usize = batch
-            .iter()
-            .map(|entry| match &entry.event {
-                Ok(event) => 256 + event.data().map_or(0, str::len),
-                Err(invalid) => invalid.raw.len(),
-            })
-            .sum();
-        let fits = BATCH_BYTES / (bytes / batch.len()).max(1);
+    pub(super) fn advance(&mut self, batches: &[Batch], asked: usize) {
+        let (mut count, mut bytes) = (0, 0);
+        for batch in batches {
+            let log = &mut self.logs[batch.log];
+            log.end = batch.end;
+            log.entries += batch.entries.len() as u64;
+            count += batch.entries.len();
+            bytes += batch.entries.iter().map(size).sum::<usize>();
+            self.added_ms = batch.added_ms;
+        }
+        if count == 0 {
+            return;
+        }
+        let fits = BATCH_BYTES / (bytes / count).max(1);
         // A reader that has caught up begins with few again: the next entries may be large.
-        let grown = if batch.len() == asked { asked * 2 } else { BATCH_FIRST };
+        let grown = if count >= asked { asked * 2 } else { BATCH_FIRST };
         self.batch = grown.min(fits).clamp(8, BATCH_MAX);
+    }
+}
+
+/// The bytes of an entry, about.
+fn size(entry: &Entry) -> usize {
+    match &entry.event {
+        Ok(event) => 256 + event.data().map_or(0, str::len),
+        Err(invalid) => invalid.raw.len(),
     }
 }

@@ -79,7 +79,7 @@ impl Api {
             trend: Arc::new(trend::read(link, Series::Recent).await?),
             processes,
             redis: fullest(link).await?,
-            bus: match self.stream.as_str() {
+            bus: match self.bus.name() {
                 "" => None,
                 stream => Some(StreamView::read(link, stream).await?),
             },

@@ -14,17 +14,48 @@ use crate::redis::aside::Aside;
 use crate::redis::keys::{self, ShardKeys};
 use crate::redis::reply::{Reply, ReplyError};
 
+/// The part of a log of the bus that a call covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span<'a> {
+    /// The name of the log.
+    pub log: &'a str,
+    /// The last offset sent to this shard before.
+    pub prev: Offset,
+    /// The last offset this call covers.
+    pub last: Offset,
+}
+
+impl Span<'_> {
+    fn add_to(spans: &[Self], cmd: &mut Cmd) {
+        cmd.arg(spans.len());
+        for Self { log, prev, last } in spans {
+            cmd.arg(*log).arg(prev.to_string()).arg(last.to_string());
+        }
+    }
+}
+
+/// The bytes that name an event among all of its bot.
+pub type EventName = [u8; 16];
+
+/// Which events are repetitions.
+#[derive(Debug, Clone)]
+pub struct Repeats {
+    /// How long the names are remembered, ms; at least 1. Some are remembered for up to twice this
+    /// time.
+    pub window_ms: u64,
+    /// The names of all events of the call, in their order.
+    pub names: Vec<EventName>,
+}
+
 /// `lua/enqueue.lua`.
 #[derive(Debug)]
 pub struct Enqueue<'a> {
     /// The shard.
     pub keys: &'a ShardKeys,
-    /// The bus stream.
-    pub stream: &'a str,
-    /// The last offset sent to this shard before.
-    pub prev: Offset,
-    /// The last offset this call covers.
-    pub last: Offset,
+    /// The covered parts of logs, at least one, each of another log.
+    pub spans: Vec<Span<'a>>,
+    /// Drops repetitions, if given.
+    pub repeats: Option<Repeats>,
     /// The limits of the queues.
     pub limits: Limits,
     /// The quotas of bots that have their own.
@@ -104,15 +135,17 @@ impl Taken {
     }
 }
 
-/// The position of the shard after an [`Enqueue`].
+/// The result of an [`Enqueue`]. Offsets are the positions of the shard, in the order of the spans.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Enqueued {
     /// Copied now.
     Ok(Queued, Taken),
     /// Copied before.
-    Duplicate(Offset),
+    Duplicate(Vec<Offset>),
     /// The shard is elsewhere: the caller must read the bus again from there.
-    Gap(Offset),
+    Gap(Vec<Offset>),
+    /// Nothing was copied, because the events at these places of the call, from 0, are repetitions.
+    Repeated(Vec<usize>),
 }
 
 impl Call for Enqueue<'_> {
@@ -121,8 +154,12 @@ impl Call for Enqueue<'_> {
 
     fn command(&self) -> Cmd {
         let each = if self.postings.is_some() { 5 } else { 1 };
-        let mut cmd = evalsha(Index::enqueue, 11 + each * self.bots.len());
+        let fixed = if self.repeats.is_some() { 13 } else { 11 };
+        let mut cmd = evalsha(Index::enqueue, fixed + each * self.bots.len());
         cmd.arg(&self.keys.base).arg(&self.keys.offsets).arg(&self.keys.dlq).arg(&self.keys.weight);
+        if self.repeats.is_some() {
+            cmd.arg(&self.keys.names_now).arg(&self.keys.names_before);
+        }
         for (bot, _) in &self.bots {
             cmd.arg(self.keys.queue(bot));
         }
@@ -132,7 +169,8 @@ impl Call for Enqueue<'_> {
             }
         }
         let limits = self.limits;
-        cmd.arg(self.stream).arg(self.prev.to_string()).arg(self.last.to_string());
+        Span::add_to(&self.spans, &mut cmd);
+        cmd.arg(self.repeats.as_ref().map_or(0, |repeats| repeats.window_ms));
         cmd.arg(limits.slice_us).arg(limits.linger_ms).arg(limits.max_queue);
         cmd.arg(limits.overflow()).arg(limits.dead_max).arg(limits.quota.of_queue());
         cmd.arg(self.take.max).arg(self.take.ttl_ms).arg(self.take.seen);
@@ -151,22 +189,40 @@ impl Call for Enqueue<'_> {
                 cmd.arg(*event);
             }
         }
+        if let Some(repeats) = &self.repeats {
+            cmd.arg(repeats.names.as_flattened());
+        }
         cmd
     }
 
     fn reply(value: Value) -> Result<Enqueued, ReplyError> {
         let mut reply = Reply::new(value)?;
-        let (status, offset) = (reply.text()?, reply.parsed()?);
+        let status = reply.text()?;
         match &*status {
             "OK" => {
                 let queued = Queued::read(&mut reply)?;
                 Ok(Enqueued::Ok(queued, Taken::read(&mut reply)?))
             }
-            "DUP" => Ok(Enqueued::Duplicate(offset)),
-            "GAP" => Ok(Enqueued::Gap(offset)),
+            "DUP" => Ok(Enqueued::Duplicate(offsets(reply)?)),
+            "GAP" => Ok(Enqueued::Gap(offsets(reply)?)),
+            "SEEN" => {
+                let mut places = Vec::with_capacity(reply.len());
+                while reply.len() > 0 {
+                    places.push(reply.number()?);
+                }
+                Ok(Enqueued::Repeated(places))
+            }
             _ => Err(ReplyError::unexpected("a status", &status)),
         }
     }
+}
+
+fn offsets(mut reply: Reply) -> Result<Vec<Offset>, ReplyError> {
+    let mut offsets = Vec::with_capacity(reply.len());
+    while reply.len() > 0 {
+        offsets.push(reply.parsed()?);
+    }
+    Ok(offsets)
 }
 
 /// `lua/advance.lua`.
@@ -174,21 +230,17 @@ impl Call for Enqueue<'_> {
 pub struct Advance<'a> {
     /// The shard.
     pub keys: &'a ShardKeys,
-    /// The bus stream.
-    pub stream: &'a str,
-    /// The position of the shard.
-    pub prev: Offset,
-    /// The new position.
-    pub last: Offset,
+    /// The parts of logs to pass over, at least one, each of another log.
+    pub spans: Vec<Span<'a>>,
 }
 
-/// The position of the shard after an [`Advance`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The positions of the shard after an [`Advance`], in the order of the spans.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Advanced {
-    /// At the new position, or already after it.
-    To(Offset),
+    /// At the new positions, or already after them.
+    To(Vec<Offset>),
     /// Elsewhere: the caller must read the bus again from there.
-    Gap(Offset),
+    Gap(Vec<Offset>),
 }
 
 impl Call for Advance<'_> {
@@ -198,16 +250,16 @@ impl Call for Advance<'_> {
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::advance, 1);
         cmd.arg(&self.keys.offsets);
-        cmd.arg(self.stream).arg(self.prev.to_string()).arg(self.last.to_string());
+        Span::add_to(&self.spans, &mut cmd);
         cmd
     }
 
     fn reply(value: Value) -> Result<Advanced, ReplyError> {
         let mut reply = Reply::new(value)?;
-        let (status, offset) = (reply.text()?, reply.parsed()?);
+        let status = reply.text()?;
         match &*status {
-            "OK" | "DUP" => Ok(Advanced::To(offset)),
-            "GAP" => Ok(Advanced::Gap(offset)),
+            "OK" => Ok(Advanced::To(offsets(reply)?)),
+            "GAP" => Ok(Advanced::Gap(offsets(reply)?)),
             _ => Err(ReplyError::unexpected("a status", &status)),
         }
     }

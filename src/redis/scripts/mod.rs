@@ -20,8 +20,8 @@ use redis::{Cmd, Value};
 
 use self::assemble::assemble;
 pub use self::copy::{
-    Advance, Advanced, Emit, Enqueue, Enqueued, Promote, Promoted, Push, Pushed, Take, Taken,
-    TakenLease,
+    Advance, Advanced, Emit, Enqueue, Enqueued, EventName, Promote, Promoted, Push, Pushed,
+    Repeats, Span, Take, Taken, TakenLease,
 };
 pub use self::history::{Kept, Record};
 pub use self::holdings::{Audit, Audited, DropLetters, Dropping};
@@ -32,8 +32,8 @@ pub use self::lease::{
 pub use self::ledger::{Postings, Recount};
 pub use self::limits::{Budget, Budgeted, Permit, Permitted, Set};
 pub use self::operate::{
-    Act, Beat, Head, Heads, Hold, Note, Pause, Purge, Reconcile, Reconciled, Recover, Redrive,
-    Resume, Revoke, Trim,
+    Act, Beat, Head, Heads, Hold, Note, Pause, Purge, Readers, Reconcile, Reconciled, Recover,
+    Redrive, Resume, Revoke, Trim,
 };
 pub use self::read::{LetterPortion, Letters, Part, Peek, Peeked, RawLetter, ReadLane, ReadSlice};
 pub use self::replay::{Refused, Replay, Replayed};
@@ -123,7 +123,7 @@ scripts! {
     recover "recover" QUEUES, reconcile "reconcile" QUEUES, drop_letters "drop_letters" QUEUES,
     audit "audit" QUEUES,
     advance "advance" OFFSETS, trim "trim" OFFSETS, note "note" ALONE,
-    emit "emit" ALONE, hold "hold" ALONE, heads "heads" ALONE, slice "slice" ALONE, beat "beat" ALONE,
+    emit "emit" ALONE, hold "hold" ALONE, readers "readers" ALONE, heads "heads" ALONE, slice "slice" ALONE, beat "beat" ALONE,
     peek "peek" ALONE, letters "letters" ALONE,
     record "record" ALONE, replay "replay" REPLAYS,
     permit "permit" QUEUES, set "set" QUEUES, budget "budget" QUEUES, act "act" ALONE,
@@ -133,7 +133,8 @@ scripts! {
 const ALONE: &[&str] = &[];
 const OFFSETS: &[&str] = &[include_str!("../../../lua/offsets.lua")];
 const REPLAYS: &[&str] = &[QUEUES[0], OFFSETS[0]];
-const COPIES: &[&str] = &[LEDGERS[0], LEDGERS[1], OFFSETS[0]];
+const COPIES: &[&str] =
+    &[LEDGERS[0], LEDGERS[1], OFFSETS[0], include_str!("../../../lua/repeats.lua")];
 /// The shared code of scripts that work on queues.
 pub(crate) const QUEUES: &[&str] = &[include_str!("../../../lua/shared.lua")];
 /// The shared code of scripts that work on queues with a ledger.

@@ -1,5 +1,7 @@
 //! The scripts for operators and for new connections, locks, and trimming of the bus.
 
+use std::sync::Arc;
+
 use redis::{Cmd, Value};
 
 use super::{Call, Index, evalsha};
@@ -162,6 +164,42 @@ impl Call for Hold<'_> {
     }
 }
 
+/// `lua/readers.lua`. Returns the places of the logs that the caller reads.
+#[derive(Debug)]
+pub struct Readers<'a> {
+    /// The key of the bus.
+    pub key: &'a str,
+    /// The token of the caller.
+    pub token: &'a str,
+    /// How long the caller counts as a reader; 0: it reads nothing any more.
+    pub ttl_ms: u64,
+    /// The names of all logs.
+    pub logs: &'a [Arc<str>],
+}
+
+impl Call for Readers<'_> {
+    type Reply = Vec<usize>;
+    const NAME: &'static str = "readers";
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::readers, 1);
+        cmd.arg(self.key).arg(self.token).arg(self.ttl_ms);
+        for log in self.logs {
+            cmd.arg(&**log);
+        }
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Vec<usize>, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let mut places = Vec::with_capacity(reply.len());
+        while reply.len() > 0 {
+            places.push(reply.number()?);
+        }
+        Ok(places)
+    }
+}
+
 /// `lua/note.lua`.
 #[derive(Debug)]
 pub struct Note<'a> {
@@ -171,6 +209,8 @@ pub struct Note<'a> {
     pub offset: Offset,
     /// Number of entries ever added up to there.
     pub entries: u64,
+    /// Number of entries behind it.
+    pub lag: u64,
 }
 
 impl Call for Note<'_> {
@@ -179,7 +219,7 @@ impl Call for Note<'_> {
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::note, 1);
-        cmd.arg(self.key).arg(self.offset.to_string()).arg(self.entries);
+        cmd.arg(self.key).arg(self.offset.to_string()).arg(self.entries).arg(self.lag);
         cmd
     }
 

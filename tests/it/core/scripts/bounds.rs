@@ -29,13 +29,13 @@ fn stream_offsets_compare_as_pairs_of_64_bit_numbers() {
     for (index, pair) in chain.windows(2).enumerate() {
         let (prev, last) = (pair[0], pair[1]);
         if prev != chain[0] {
-            assert_eq!(shard.enqueue(chain[0], last, &[], ""), Enqueued::Gap(prev));
+            assert_eq!(shard.enqueue(chain[0], last, &[], ""), Enqueued::Gap(vec![prev]));
         }
         let taken = shard.enqueue(prev, last, &[bot("a")], "{}");
         assert!(matches!(taken, Enqueued::Ok(Queued { appended: 1, .. }, _)), "{last}: {taken:?}");
         for &earlier in &chain[1..=index + 1] {
             let again = shard.enqueue(prev, earlier, &[bot("a")], "{}");
-            assert_eq!(again, Enqueued::Duplicate(last), "{earlier}");
+            assert_eq!(again, Enqueued::Duplicate(vec![last]), "{earlier}");
         }
     }
     assert_eq!(shard.events("a").len(), chain.len() - 1);

@@ -17,7 +17,7 @@ use fairlane::redis::scripts::{
     Act, Advance, Audit, Beat, Budget, Call, Claim, Complete, Completion, DropLetters, Dropping,
     Emit, Enqueue, Enqueued, Exception, Fate, Heads, Hold, Kept, Letters, Mode, Note, Part, Pause,
     Peek, Permit, Promote, Purge, Push, ReadSlice, Reconcile, Record, Recount, Recover, Redrive,
-    Replay, Replayed, Resume, Revoke, Set, Take, Trim, Verdict,
+    Replay, Replayed, Resume, Revoke, Set, Span, Take, Trim, Verdict,
 };
 use fairlane::redis::{Link, Target};
 use redis::{Arg, Cmd, Commands, Value};
@@ -82,9 +82,8 @@ fn live(shard: &mut Shard, bots: &[BotId]) {
     let stream = "events {*}";
     let enqueue = Enqueue {
         keys,
-        stream,
-        prev,
-        last,
+        spans: vec![Span { log: stream, prev, last }],
+        repeats: None,
         limits: LIMITS,
         quotas: &NO_QUOTAS,
         bots: bots_events,
@@ -243,9 +242,8 @@ fn calls() -> Vec<(&'static str, Cmd)> {
     let mut calls = vec![
         named(&Enqueue {
             keys,
-            stream: "s",
-            prev: at,
-            last: at,
+            spans: vec![Span { log: "s", prev: at, last: at }],
+            repeats: None,
             limits: LIMITS,
             quotas: &NO_QUOTAS,
             bots,
@@ -268,8 +266,8 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Hold { key: "fl:{s}:reader", token: "t", ttl_ms: 1 }),
         named(&Emit { prefix: &Prefix::default(), stream: "s", window_ms: 1, events: &emitted }),
         named(&Trim { stream: "s", keep: at }),
-        named(&Advance { keys, stream: "s", prev: Offset::default(), last: at }),
-        named(&Note { key: "fl:{s}:read", offset: at, entries: 1 }),
+        named(&Advance { keys, spans: vec![Span { log: "s", prev: Offset::default(), last: at }] }),
+        named(&Note { key: "fl:{s}:read", offset: at, entries: 1, lag: 0 }),
         named(&Act { key: "fl:audit", action: b"{}", kept: 1_000 }),
         named(&Beat { key: "fl:processes", id: "i", says: "s", ttl_ms: 1 }),
         named(&Heads { keys, bots: &[a.clone(), bot("b")] }),

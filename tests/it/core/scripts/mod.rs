@@ -18,7 +18,7 @@ use fairlane::quotas::{NO_QUOTAS, Quota};
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{
     Call, Claim, Claimed, Complete, Completed, Completion, Enqueue, Enqueued, Exception, Fate,
-    Limits, Mode, Push, Pushed, Take,
+    Limits, Mode, Push, Pushed, Span, Take,
 };
 use redis::Commands;
 
@@ -132,9 +132,8 @@ impl Shard {
         let bots = bots.iter().map(|bot| (bot.clone(), vec![event.as_bytes()])).collect();
         let call = Enqueue {
             keys,
-            stream: "events",
-            prev,
-            last,
+            spans: vec![Span { log: "events", prev, last }],
+            repeats: None,
             limits: LIMITS,
             quotas: &NO_QUOTAS,
             bots,

@@ -7,7 +7,7 @@ use fairlane::id::Offset;
 use fairlane::quotas::NO_QUOTAS;
 use fairlane::redis::scripts::{
     Claim, Claimed, Complete, Completion, Enqueue, Enqueued, Limits, Mode, Pause, Push, Resume,
-    Take, Verdict,
+    Span, Take, Verdict,
 };
 use fairlane::redis::{Link, RedisError, Target};
 use futures_util::StreamExt;
@@ -69,9 +69,8 @@ async fn a_full_server_refuses_new_events_whole_and_still_empties() {
     let limits = Limits { max_queue: 4, ..LIMITS };
     let enqueue = Enqueue {
         keys,
-        stream: "s",
-        prev,
-        last,
+        spans: vec![Span { log: "s", prev, last }],
+        repeats: None,
         limits,
         quotas: &NO_QUOTAS,
         bots: bots(),

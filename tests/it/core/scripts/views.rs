@@ -10,7 +10,7 @@ use fairlane::counters::view::AdId;
 use fairlane::id::{BotId, Sequence};
 use fairlane::ledger::Leaving;
 use fairlane::redis::scripts::{
-    Claimed, Enqueue, Enqueued, Mode, Postings, Recover, Take, Verdict,
+    Claimed, Enqueue, Enqueued, Mode, Postings, Recover, Span, Take, Verdict,
 };
 use redis::Commands;
 
@@ -297,9 +297,8 @@ fn views_from_the_bus_raise_the_cached_total_and_count_once() {
         let limits = LIMITS;
         let call = Enqueue {
             keys: &keys,
-            stream: "s",
-            prev: start,
-            last: end,
+            spans: vec![Span { log: "s", prev: start, last: end }],
+            repeats: None,
             limits,
             quotas: &fairlane::quotas::NO_QUOTAS,
             bots,

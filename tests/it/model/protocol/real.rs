@@ -8,7 +8,7 @@ use fairlane::id::{BotId, Fence, Lane, Offset, PipelineName, Prefix, ShardCount}
 use fairlane::quotas::{NO_QUOTAS, Quota, Quotas};
 use fairlane::redis::aside::{Aside, Waiting};
 use fairlane::redis::keys::ShardKeys;
-use fairlane::redis::scripts::{self as call, Call};
+use fairlane::redis::scripts::{self as call, Call, Span};
 use redis::{Cmd, Value};
 
 use super::decode::{self, Decoded, NAMES, STREAM_NAMES};
@@ -154,9 +154,12 @@ impl Real {
         });
         let call = call::Enqueue {
             keys: &self.keys.clone(),
-            stream: STREAM_NAMES[usize::from(stream)],
-            prev: decode::offset(prev),
-            last: decode::offset(last),
+            spans: vec![Span {
+                log: STREAM_NAMES[usize::from(stream)],
+                prev: decode::offset(prev),
+                last: decode::offset(last),
+            }],
+            repeats: None,
             limits: limits(step.limits),
             quotas: &NO_QUOTAS,
             bots: bots.collect(),
@@ -188,8 +191,9 @@ impl Real {
                     });
                     (Enqueued::Stored(queued(done), leases.collect()), decode::offset(at))
                 }
-                call::Enqueued::Duplicate(offset) => (Enqueued::Dup, offset),
-                call::Enqueued::Gap(offset) => (Enqueued::Gap(at), offset),
+                call::Enqueued::Duplicate(stands) => (Enqueued::Dup, stands[0]),
+                call::Enqueued::Gap(stands) => (Enqueued::Gap(at), stands[0]),
+                call::Enqueued::Repeated(_) => panic!("repetitions are not dropped"),
             };
             assert_eq!(offset, decode::offset(at));
             ScriptReply::Enqueued(reply, at, run)

@@ -6,7 +6,7 @@ use fairlane::id::{BotId, Offset};
 use fairlane::quotas::NO_QUOTAS;
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{
-    Call, Claim, Claimed, Complete, Completion, Enqueue, Limits, Mode, Recover, Take, Verdict,
+    Call, Claim, Claimed, Complete, Completion, Enqueue, Limits, Mode, Recover, Span, Take, Verdict,
 };
 use fairlane::redis::{Link, Target};
 use redis::Connection;
@@ -155,7 +155,16 @@ impl<M: Meter> Stage<M> {
         let bots = bots.iter().map(|bot| (bot.clone(), vec![&EVENT[..]; events])).collect();
         let (last, quotas) = (self.at, &NO_QUOTAS);
         let (postings, take) = (None, Take::default());
-        Enqueue { keys, stream: "events", prev, last, limits, quotas, bots, postings, take }
+        Enqueue {
+            keys,
+            spans: vec![Span { log: "events", prev, last }],
+            repeats: None,
+            limits,
+            quotas,
+            bots,
+            postings,
+            take,
+        }
     }
 
     /// Copies this number of events to each of these bots.

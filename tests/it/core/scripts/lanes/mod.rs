@@ -8,7 +8,7 @@ use fairlane::redis::aside::{Aside, Waiting};
 use fairlane::redis::scripts::{
     AsideChange, Audit, Audited, Claimed, Completed, Completion, Enqueue, Enqueued, Exception,
     Fate, Limits, Mode, Pause, Purge, ReadLane, ReadSlice, Reconcile, Reconciled, Redrive, Resume,
-    Revoke, Take, Verdict,
+    Revoke, Span, Take, Verdict,
 };
 use redis::Commands;
 
@@ -138,9 +138,12 @@ fn a_copy_to_a_bot_that_waits_for_a_lane_leases_it_at_once() {
     let keys = &shard.keys.clone();
     let call = Enqueue {
         keys,
-        stream: "events",
-        prev: Offset::default(),
-        last: Offset { ms: 1, seq: 1 },
+        spans: vec![Span {
+            log: "events",
+            prev: Offset::default(),
+            last: Offset { ms: 1, seq: 1 },
+        }],
+        repeats: None,
         limits: LIMITS,
         quotas: &NO_QUOTAS,
         bots: vec![(bot("b"), vec![&b"b3"[..]])],

@@ -3,7 +3,7 @@
 use fairlane::id::{BotId, Offset, Prefix};
 use fairlane::redis::scripts::{
     Advance, Claim, Completion, Emit, Enqueue, Exception, Fate, Heads, Hold, Limits, Mode, Note,
-    Promote, Push, ReadSlice, Recover, Redrive, Replay, Take, Trim,
+    Promote, Push, ReadSlice, Recover, Redrive, Replay, Span, Take, Trim,
 };
 use redis::Commands as _;
 use redis::streams::StreamRangeReply;
@@ -24,10 +24,16 @@ pub(super) async fn bus<M: Meter>(stage: &mut Stage<M>) {
     let hold = Hold { key: "fl:{events}:reader", token: "t", ttl_ms: 2_000 };
     stage.measure("a new reader", &hold).await;
     stage.measure("the same reader", &hold).await;
-    let note = Note { key: "fl:{events}:read", offset: Offset { ms: 1, seq: 1 }, entries: 1 };
+    let note =
+        Note { key: "fl:{events}:read", offset: Offset { ms: 1, seq: 1 }, entries: 1, lag: 0 };
     stage.measure("one position", &note).await;
     let (prev, last) = (Offset { ms: 1, seq: 0 }, Offset { ms: 1, seq: 9 });
-    stage.measure("an idle shard", &Advance { keys, stream: "events", prev, last }).await;
+    stage
+        .measure(
+            "an idle shard",
+            &Advance { keys, spans: vec![Span { log: "events", prev, last }] },
+        )
+        .await;
     stage
         .measure("10 entries", &Trim { stream: "events", keep: Offset { ms: u64::MAX, seq: 0 } })
         .await;

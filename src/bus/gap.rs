@@ -1,6 +1,6 @@
 //! Detects entries that were trimmed before they were read.
 
-use super::super::Extent;
+use super::redis_stream::Extent;
 use crate::id::Offset;
 
 /// The number of entries missing between `start` and the first remaining entry, if any.

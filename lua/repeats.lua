@@ -1,0 +1,32 @@
+-- Inserted before the body of the scripts that drop repeated events of the bus.
+--
+-- The places from 0 of the names, 16 bytes each, that were noted within the window (ms). If there are
+-- none, notes all of them: in `now`, which lives for two windows and becomes `before` after one.
+local function repeated(now, before, names, window)
+  local fields, seen, noted = {}, {}, {}
+  for at = 1, #names, 16 do
+    fields[#fields + 1] = string.sub(names, at, at + 15)
+  end
+  if #fields == 0 then
+    return seen
+  end
+  local left = redis.call('PTTL', now)
+  if left >= 0 and left < window then
+    redis.call('RENAME', now, before)
+    left = -2
+  end
+  local in_now, in_before = redis.call('HMGET', now, unpack(fields)), redis.call('HMGET', before, unpack(fields))
+  for place = 1, #fields do
+    if in_now[place] or in_before[place] then
+      seen[#seen + 1] = place - 1
+    end
+    noted[2 * place - 1], noted[2 * place] = fields[place], ''
+  end
+  if #seen == 0 then
+    redis.call('HSET', now, unpack(noted))
+    if left < 0 then
+      redis.call('PEXPIRE', now, 2 * window)
+    end
+  end
+  return seen
+end

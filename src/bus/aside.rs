@@ -1,0 +1,47 @@
+//! Keeps entries that are no events, for operators.
+
+use redis::Pipeline;
+use tracing::warn;
+
+use super::{BusError, Entry};
+use crate::metrics;
+use crate::redis::Link;
+use crate::telemetry::PerReason;
+
+/// Approximate number of unreadable entries that are kept.
+const MAX: usize = 10_000;
+/// When entries that are no events were last logged, by reason: each producer can write many.
+static INVALID: PerReason = PerReason::new();
+
+/// Stores the entries of a log that are no events. May store one twice after an error.
+///
+/// # Errors
+/// If Redis is unavailable or refuses.
+pub(super) async fn put(link: &Link, log: &str, entries: &[Entry]) -> Result<(), BusError> {
+    let invalid = || {
+        let invalid = |entry: &'_ Entry| entry.event.is_err();
+        entries.iter().filter(move |entry| invalid(entry))
+    };
+    if invalid().next().is_none() {
+        return Ok(());
+    }
+    let stream = link.prefix().invalid_stream();
+    let mut pipe = Pipeline::new();
+    for Entry { offset, event } in invalid() {
+        let Err(invalid) = event else { continue };
+        pipe.cmd("XADD").arg(&stream).arg("MAXLEN").arg("~").arg(MAX).arg("*");
+        pipe.arg("stream").arg(log).arg("offset").arg(offset.to_string());
+        pipe.arg("reason").arg(invalid.error.to_string()).arg("entry").arg(&invalid.raw);
+    }
+    link.run_checked("XADD", &pipe).await?;
+    for Entry { offset, event } in invalid() {
+        let Err(invalid) = event else { continue };
+        let reason = invalid.error.label();
+        metrics::bus_invalid(reason);
+        if let Some(suppressed) = INVALID.take(reason) {
+            warn!(stream = log, %offset, reason, error = %invalid.error, suppressed,
+                "an entry of the bus is no event; kept in {stream}");
+        }
+    }
+    Ok(())
+}

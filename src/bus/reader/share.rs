@@ -1,0 +1,147 @@
+//! Which process reads which logs of a bus. Each reads an equal share, see `lua/readers.lua`.
+//!
+//! This is only for efficiency. If two processes read one log for a short time, nothing is copied
+//! twice, because each shard has its position.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::super::BusError;
+use super::super::source::Source;
+use crate::clock::millis;
+use crate::metrics::BusMetrics;
+use crate::redis::scripts::Readers;
+use crate::redis::{Link, RedisError, keys};
+
+/// How long a share lasts without renewal. A reader that is only slow may lose it too early, and
+/// another process reads instead: this costs a session, but copies nothing twice.
+const TTL: Duration = Duration::from_millis(1_500);
+/// Interval of renewals.
+const RENEW: Duration = Duration::from_millis(500);
+/// Interval of attempts to get a share.
+pub(super) const ASK: Duration = Duration::from_millis(250);
+/// How long the names of the logs are used; without any, they are asked for again after [`NONE`].
+const KNOWN: Duration = Duration::from_secs(5);
+const NONE: Duration = Duration::from_secs(1);
+
+/// The share of this process.
+pub(super) struct Share {
+    source: Arc<dyn Source>,
+    link: Arc<Link>,
+    key: String,
+    /// The id of this reader.
+    token: String,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The names of all logs, and when they were asked for.
+    logs: Arc<[Arc<str>]>,
+    asked: Option<Instant>,
+    /// The logs that this process reads.
+    read: Vec<Arc<str>>,
+}
+
+/// The logs that this process reads now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Shared(Vec<Arc<str>>);
+
+impl Shared {
+    pub(super) fn reads(&self, log: &str) -> bool {
+        self.0.iter().any(|name| **name == *log)
+    }
+}
+
+impl Share {
+    pub(super) fn new(source: Arc<dyn Source>, link: Arc<Link>) -> Self {
+        let key = keys::readers(link.prefix(), source.name());
+        let token = uuid::Uuid::now_v7().to_string();
+        Self { source, link, key, token, state: Mutex::default() }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes or renews a share. `None`: other processes read all logs, or there are none.
+    pub(super) async fn take(&self) -> Result<Option<Shared>, BusError> {
+        let logs = self.logs().await?;
+        let read = if logs.is_empty() { Vec::new() } else { self.call(&logs, TTL).await? };
+        self.note(&read);
+        Ok((!read.is_empty()).then_some(Shared(read)))
+    }
+
+    /// Renews the share; returns when it has changed.
+    pub(super) async fn keep(&self, shared: &Shared) -> Result<(), BusError> {
+        loop {
+            tokio::time::sleep(RENEW).await;
+            // The logs are read on while the bus does not tell their names.
+            let logs = match self.logs().await {
+                Ok(logs) => logs,
+                Err(BusError::Redis(error)) => return Err(error.into()),
+                Err(_) => Arc::clone(&self.state().logs),
+            };
+            let read = self.call(&logs, TTL).await?;
+            if read != shared.0 {
+                self.note(&read);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Gives the share up.
+    pub(super) async fn leave(&self) {
+        let logs = Arc::clone(&self.state().logs);
+        if !logs.is_empty() {
+            let _ = self.call(&logs, Duration::ZERO).await;
+        }
+    }
+
+    /// The names of all logs.
+    async fn logs(&self) -> Result<Arc<[Arc<str>]>, BusError> {
+        let (logs, asked) = {
+            let state = self.state();
+            (Arc::clone(&state.logs), state.asked)
+        };
+        let fresh = if logs.is_empty() { NONE } else { KNOWN };
+        if asked.is_some_and(|asked| asked.elapsed() < fresh) {
+            return Ok(logs);
+        }
+        let mut names: Vec<_> = self.source.logs().await?.into_iter().map(|log| log.name).collect();
+        names.sort_unstable();
+        let logs: Arc<[Arc<str>]> = names.into();
+        let mut state = self.state();
+        (state.logs, state.asked) = (Arc::clone(&logs), Some(Instant::now()));
+        Ok(logs)
+    }
+
+    async fn call(&self, logs: &[Arc<str>], ttl: Duration) -> Result<Vec<Arc<str>>, RedisError> {
+        let call = Readers { key: &self.key, token: &self.token, ttl_ms: millis(ttl), logs };
+        let mut places = self.link.call(&call).await?;
+        places.sort_unstable();
+        Ok(places.into_iter().filter_map(|place| logs.get(place).cloned()).collect())
+    }
+
+    /// Logs which logs this process reads from now on, and stops showing the lag of others.
+    fn note(&self, read: &[Arc<str>]) {
+        let mut state = self.state();
+        if state.read == read {
+            return;
+        }
+        for lost in state.read.iter().filter(|log| !read.contains(log)) {
+            // The process that reads now reports the lag.
+            BusMetrics::new(lost).lag.set(0.0);
+        }
+        let bus = self.source.name();
+        if read.is_empty() {
+            warn!(bus, "another process reads the bus now");
+        } else {
+            info!(bus, logs = read.len(), of = state.logs.len(), "reading the bus");
+        }
+        state.read = read.to_vec();
+    }
+}
