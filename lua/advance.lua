@@ -7,8 +7,8 @@
 -- ARGV  number of logs, then per log: its name, prev, last
 -- Reply {'OK', offset of each log} | {'GAP', offset of each log}: then nothing has changed
 -- Cost  2 commands
-local logs = tonumber(ARGV[1])
-assert(#KEYS == 1 and #ARGV == 1 + 3 * logs, 'advance: wrong number of arguments')
+local logs = tonumber(ARGV[1]) or 0
+assert(#KEYS == 1 and logs > 0 and #ARGV == 1 + 3 * logs, 'advance: wrong number of arguments')
 local stands, fit, behind = chain(KEYS[1], logs)
 if fit + behind < logs then
   return {'GAP', unpack(stands)}

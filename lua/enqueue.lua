@@ -31,15 +31,15 @@
 -- Cost  11 commands + 1 a bot (2 with max queue) + 2 a dead letter, with views 1 + 3 an ad, with a
 --       window 5; with leases 10 + 1 a bot if nobody is ready and few keys exist, otherwise up to
 --       14 + 1 a bot
-local logs = tonumber(ARGV[1])
+local logs = tonumber(ARGV[1]) or 0
 local o = 3 * logs - 2 -- What follows the logs begins at ARGV[o + 4].
-local window = tonumber(ARGV[o + 4])
+local window = tonumber(ARGV[o + 4]) or 0
 local views = tonumber(ARGV[o + 14]) or 0
 local names = window > 0 and table.remove(ARGV) or ''
 local queues = window > 0 and 14 or 12
 local bots = #KEYS - queues + 1
 bots = views > 0 and bots / 5 or bots
-assert(#KEYS >= 11 and counts(o + 15 + views, bots), 'enqueue: wrong number of arguments')
+assert(#KEYS >= 11 and logs > 0 and counts(o + 15 + views, bots), 'enqueue: wrong number of arguments')
 
 local HWM = KEYS[9]
 local stands, fit, behind = chain(HWM, logs)

@@ -246,7 +246,7 @@ async fn two_readers_of_one_stream_copy_nothing_twice() {
         assert!(rounds < 1_000, "only one process ever read");
         // The next process to ask becomes a reader too, while the old reader still takes itself for
         // the reader.
-        let lock = format!("fl:{{{STREAM}}}:reader");
+        let lock = format!("fl:{{{STREAM}}}:readers");
         let () = redis::cmd("DEL").arg(lock).query_async(&mut connection).await.unwrap();
         fleet.publish(10).await;
         let part = fleet.publisher.total() * 9 / 10;

@@ -16,8 +16,8 @@ use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{
     Act, Advance, Audit, Beat, Budget, Call, Claim, Complete, Completion, DropLetters, Dropping,
     Emit, Enqueue, Enqueued, Exception, Fate, Heads, Hold, Kept, Letters, Mode, Note, Part, Pause,
-    Peek, Permit, Promote, Purge, Push, ReadSlice, Reconcile, Record, Recount, Recover, Redrive,
-    Replay, Replayed, Resume, Revoke, Set, Span, Take, Trim, Verdict,
+    Peek, Permit, Promote, Purge, Push, ReadSlice, Readers, Reconcile, Record, Recount, Recover,
+    Redrive, Replay, Replayed, Resume, Revoke, Set, Span, Take, Trim, Verdict,
 };
 use fairlane::redis::{Link, Target};
 use redis::{Arg, Cmd, Commands, Value};
@@ -263,6 +263,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Audit { keys, bots: &[a.clone(), bot("b")], entries_max: 9 }),
         named(&Recover { keys, run: "run", slice_us }),
         named(&Reconcile { keys, bots: &[a.clone(), bot("b")], bots_max: 9 }),
+        named(&Readers { key: "fl:{s}:readers", token: "t", ttl_ms: 1, logs: &["s".into()] }),
         named(&Hold { key: "fl:{s}:reader", token: "t", ttl_ms: 1 }),
         named(&Emit { prefix: &Prefix::default(), stream: "s", window_ms: 1, events: &emitted }),
         named(&Trim { stream: "s", keep: at }),
@@ -415,7 +416,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     let target = Target::new(&server.url()).unwrap();
     let link = Link::new(target, Vec::new(), SLICE_US, Duration::from_secs(10));
     let calls = calls();
-    assert_eq!(calls.len(), 42);
+    assert_eq!(calls.len(), 43);
     for (name, command) in &calls {
         for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
             let mut pipe = redis::pipe();
@@ -434,7 +435,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
 /// The scripts that a full Redis runs: they free memory, or write almost nothing. The header or the
 /// contract of each says why it cannot fill Redis. A full Redis refuses all other scripts as a
 /// whole.
-const RUN_WHEN_FULL: [&str; 24] = [
+const RUN_WHEN_FULL: [&str; 25] = [
     "act",
     "advance",
     "amend",
@@ -453,6 +454,7 @@ const RUN_WHEN_FULL: [&str; 24] = [
     "permit",
     "promote",
     "purge",
+    "readers",
     "reconcile",
     "recover",
     "release",
