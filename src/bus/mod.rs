@@ -9,6 +9,7 @@ pub(crate) mod backlog;
 mod error;
 mod publish;
 pub mod reader;
+pub mod record;
 pub mod redis_stream;
 pub mod source;
 
