@@ -1,5 +1,37 @@
 //! A broker of Kafka's protocol for one test. It can be killed and frozen. `.ci/setup test` installs
 //! two: no package of Apache Kafka itself exists that could be installed the same way.
+//!
+//! Neither is a Kafka, so a promise holds only if it holds with both, or with the one that is right
+//! in that matter. `bus::brokers` asserts each line of this table.
+//!
+//! | a reader needs | `noida-db` 0.2.3 | Tansu 0.6 |
+//! |---|---|---|
+//! | the first and the end offset | right | the end is wrong: the first offset of the last batch + 1 |
+//! | the end while a transaction is open | right: its begin | wrong: both are 0 |
+//! | an error for an offset out of range | right | none: the client waits forever |
+//! | a read from the middle of a batch | right | right |
+//! | the offset for a time | right | wrong: always 0 |
+//! | commit and read offsets of a group, without members | right | right, without the metadata |
+//! | members of a group (`subscribe`) | right | not within 10 s |
+//! | transactions: markers occupy offsets | right | right |
+//! | hides what an aborted transaction wrote | right | wrong: shows it |
+//! | idempotent producers | right | right |
+//! | deletes records (`DeleteRecords`) | right | no: closes the connection |
+//! | adds partitions (`CreatePartitions`) | right | no |
+//! | topic ids | wrong: all are zero | right: a new one for a topic made anew |
+//! | a topic made anew begins at 0 | right | right |
+//! | creates unknown topics when asked for them | yes, as Kafka by default | yes |
+//! | headers, also without a value and repeated | right | right |
+//! | null values beside empty ones, null keys | right | right |
+//! | gzip, snappy, lz4 and zstd | right | right |
+//! | the settings of a topic | right | only those that were set |
+//! | the settings of a broker | 3 of them | none |
+//! | refuses records that are too large | right: 1 MB | no |
+//! | the id of the cluster | the same for every installation | `tansu_cluster` |
+//! | leader epochs | none: always 0 | none: always 0 |
+//! | TLS | no | right |
+//! | SASL | PLAIN, with any password | none: with `--authentication` it refuses everybody |
+//! | keeps data when it is killed | what is older than about 1 s | nothing |
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -23,7 +55,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The two brokers. What a reader relies on must hold with both, or be known as a fault of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Engine {
-    /// `noida-db`, on disk.
+    /// `noida-db`, on disk. It writes its data once a second.
     Noida,
     /// Tansu, in memory: a restart loses everything.
     Tansu,
@@ -115,7 +147,14 @@ impl KafkaBroker {
         deleted[0].as_ref().unwrap();
     }
 
-    /// Kills the process, so that it cannot clean up.
+    /// Stops the process, so that it writes its data. [`Engine::Tansu`] has none.
+    pub(crate) fn stop(&mut self) {
+        let mut child = self.child.take().expect("the broker runs");
+        signal(child.id(), "TERM");
+        child.wait().unwrap();
+    }
+
+    /// Kills the process, so that it cannot clean up. [`Engine::Noida`] loses about the last second.
     pub(crate) fn kill9(&mut self) {
         let mut child = self.child.take().expect("the broker runs");
         child.kill().unwrap();
@@ -130,10 +169,10 @@ impl KafkaBroker {
         signal(self.child.as_ref().expect("the broker runs").id(), "CONT");
     }
 
-    /// Restarts on the same directory and port, and kills the broker first if it still runs.
+    /// Restarts on the same directory and port, and stops the broker first if it still runs.
     pub(crate) fn restart(&mut self) {
         if self.child.is_some() {
-            self.kill9();
+            self.stop();
         }
         let child = self.launch();
         self.child = Some(
@@ -187,6 +226,7 @@ impl KafkaBroker {
         Err(output + &fs::read_to_string(log).unwrap_or_default())
     }
 
+    /// The records of [`Engine::Noida`].
     fn data(&self) -> PathBuf {
         self.directory.path().join("data")
     }
