@@ -224,10 +224,19 @@ async fn a_restarted_broker_is_found_at_the_same_address() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tansu_speaks_tls() {
-    let broker = KafkaBroker::encrypted();
-    assert!(broker.papers().path("ca").exists());
-    broker.create_topic("events", 1).await;
-    produce(&broker, "events", &["a"]).await;
-    assert_eq!(read(&consumer(&broker, "events", Offset::Offset(0)), 1), numbered(&["a"]));
+async fn a_broker_behind_tls_asks_for_certificates() {
+    for mutual in [false, true] {
+        let broker = KafkaBroker::encrypted(mutual);
+        broker.create_topic("events", 1).await;
+        produce(&broker, "events", &["a"]).await;
+        let reader = consumer(&broker, "events", Offset::Offset(0));
+        assert_eq!(read(&reader, 1), numbered(&["a"]));
+        let mut unknown = rdkafka::ClientConfig::new();
+        unknown.set("bootstrap.servers", broker.brokers()).set("security.protocol", "ssl");
+        unknown.set("ssl.ca.location", broker.papers().path("ca").display().to_string());
+        let unknown: BaseConsumer = unknown.create().unwrap();
+        let patience = if mutual { Duration::from_secs(2) } else { PATIENCE };
+        let connects = unknown.fetch_metadata(Some("events"), patience).is_ok();
+        assert_eq!(connects, !mutual, "a client without a certificate");
+    }
 }

@@ -29,13 +29,13 @@
 //! | refuses records that are too large | right: 1 MB | no |
 //! | the id of the cluster | the same for every installation | `tansu_cluster` |
 //! | leader epochs | none: always 0 | none: always 0 |
-//! | TLS | no | right |
+//! | TLS | no | no: a proxy in front speaks it |
 //! | SASL | PLAIN, with any password | none: with `--authentication` it refuses everybody |
 //! | keeps data when it is killed | what is older than about 1 s | nothing |
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -48,6 +48,7 @@ use tempfile::TempDir;
 use super::papers::Papers;
 use super::process::{bus_program, signal};
 use super::redis::free_port;
+use super::wait::holds_within;
 
 /// Of requests of the tests. Long, because they may keep the machine busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -69,8 +70,7 @@ pub(crate) const ENGINES: [Engine; 2] = [Engine::Noida, Engine::Tansu];
 pub(crate) struct KafkaBroker {
     engine: Engine,
     directory: TempDir,
-    /// With TLS. Only Tansu has it.
-    papers: Option<Papers>,
+    tls: Option<Front>,
     port: u16,
     child: Option<Child>,
 }
@@ -81,20 +81,24 @@ impl KafkaBroker {
         Self::start_with(engine, None)
     }
 
-    /// Starts Tansu with TLS on its only port.
-    pub(crate) fn encrypted() -> Self {
-        Self::start_with(Engine::Tansu, Some(Papers::new()))
+    /// Starts Tansu behind a proxy that speaks TLS, and that requires a certificate of the client
+    /// if `mutual`.
+    pub(crate) fn encrypted(mutual: bool) -> Self {
+        Self::start_with(Engine::Tansu, Some(Front::reserve(mutual)))
     }
 
-    fn start_with(engine: Engine, papers: Option<Papers>) -> Self {
+    fn start_with(engine: Engine, tls: Option<Front>) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let mut broker = Self { engine, directory, papers, port: 0, child: None };
+        let mut broker = Self { engine, directory, tls, port: 0, child: None };
         // Another process may take the port before the broker does.
         for _ in 0..10 {
             broker.port = free_port();
             match broker.launch() {
                 Ok(child) => {
                     broker.child = Some(child);
+                    if let Some(front) = &mut broker.tls {
+                        front.start(broker.port);
+                    }
                     return broker;
                 }
                 Err(output) if output.contains("in use") => {}
@@ -111,21 +115,26 @@ impl KafkaBroker {
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
+        (Ipv4Addr::LOCALHOST, self.tls.as_ref().map_or(self.port, |front| front.port)).into()
     }
 
     /// The certificates, if TLS is on.
     pub(crate) fn papers(&self) -> &Papers {
-        self.papers.as_ref().expect("started with TLS")
+        &self.tls.as_ref().expect("started with TLS").papers
     }
 
-    /// The configuration of a client: the address and, if TLS is on, the authority.
+    /// The configuration of a client: the address and, if TLS is on, the authority and the
+    /// certificate.
     pub(crate) fn config(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", self.brokers());
-        if let Some(papers) = &self.papers {
-            config.set("security.protocol", "ssl");
-            config.set("ssl.ca.location", papers.path("ca").display().to_string());
+        if let Some(Front { papers, mutual, .. }) = &self.tls {
+            let file = |name| papers.path(name).display().to_string();
+            config.set("security.protocol", "ssl").set("ssl.ca.location", file("ca"));
+            if *mutual {
+                config.set("ssl.certificate.location", file("cert"));
+                config.set("ssl.key.location", file("key"));
+            }
         }
         config
     }
@@ -182,7 +191,6 @@ impl KafkaBroker {
 
     /// The running broker, or its output if it ended.
     fn launch(&self) -> Result<Child, String> {
-        let address = self.brokers();
         let (mut command, ready) = match self.engine {
             Engine::Noida => {
                 let mut command = Command::new(bus_program("noida-db"));
@@ -193,13 +201,9 @@ impl KafkaBroker {
             }
             Engine::Tansu => {
                 let mut command = Command::new(bus_program("tansu"));
-                command.args(["--listener-url", &format!("tcp://{address}")]);
-                command.args(["--advertised-listener-url", &format!("tcp://{address}")]);
+                command.args(["--listener-url", &format!("tcp://127.0.0.1:{}", self.port)]);
+                command.args(["--advertised-listener-url", &format!("tcp://{}", self.brokers())]);
                 command.args(["--storage-engine", "memory://tansu/"]);
-                if let Some(papers) = &self.papers {
-                    command.arg("--cert").arg(papers.path("cert"));
-                    command.arg("--key").arg(papers.path("key"));
-                }
                 (command, "ready in ")
             }
         };
@@ -236,6 +240,54 @@ impl Drop for KafkaBroker {
     fn drop(&mut self) {
         if self.child.is_some() {
             self.kill9();
+        }
+    }
+}
+
+/// A HAProxy that speaks TLS in front of a broker. It ends with the broker.
+#[derive(Debug)]
+struct Front {
+    papers: Papers,
+    mutual: bool,
+    port: u16,
+    child: Option<Child>,
+}
+
+impl Front {
+    /// Chooses the port, because the broker tells it to its clients.
+    fn reserve(mutual: bool) -> Self {
+        Self { papers: Papers::new(), mutual, port: free_port(), child: None }
+    }
+
+    fn start(&mut self, broker: u16) {
+        let read = |name| fs::read_to_string(self.papers.path(name)).unwrap();
+        fs::write(self.papers.path("both"), read("cert") + &read("key")).unwrap();
+        let (both, ca) = (self.papers.path("both"), self.papers.path("ca"));
+        let verify = if self.mutual { "required" } else { "none" };
+        let configuration = format!(
+            "defaults\n  mode tcp\n  timeout connect 60s\n  timeout client 1h\n  timeout server 1h\n\
+             listen tls\n  bind 127.0.0.1:{} ssl crt {} ca-file {} verify {verify}\n  \
+             server broker 127.0.0.1:{broker}\n",
+            self.port,
+            both.display(),
+            ca.display(),
+        );
+        let file = self.papers.path("haproxy");
+        fs::write(&file, configuration).unwrap();
+        let mut haproxy = Command::new("haproxy");
+        haproxy.args(["-db", "-f"]).arg(file).stdin(Stdio::null()).stderr(Stdio::null());
+        let child = haproxy.spawn().expect("run `bash .ci/setup test`, or `make test`, which does");
+        self.child = Some(child);
+        let listens = || TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).is_ok();
+        assert!(holds_within(PATIENCE, listens), "HAProxy does not listen");
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            child.kill().unwrap();
+            child.wait().unwrap();
         }
     }
 }
