@@ -246,16 +246,15 @@ impl NatsServer {
                 *tls == Tls::Mutual,
             ),
         };
-        let mut jetstream = format!("store_dir: \"{}\"", self.store().display());
-        if *max_file_store != 0 {
-            jetstream += &format!(", max_file_store: {max_file_store}");
-        }
-        if *sync_always {
-            jetstream += ", sync_interval: always";
-        }
+        let store = self.store().display().to_string();
+        let bound = match max_file_store {
+            0 => String::new(),
+            bytes => format!(", max_file_store: {bytes}"),
+        };
+        let sync = if *sync_always { ", sync_interval: always" } else { "" };
         let port = self.port;
         format!(
-            "host: \"127.0.0.1\"\nport: {port}\nserver_name: test\njetstream {{ {jetstream} }}\n\
+            "host: \"127.0.0.1\"\nport: {port}\nserver_name: test\njetstream {{ store_dir: \"{store}\"{bound}{sync} }}\n\
              {access}\n{tls}\n{more}\n"
         )
     }
