@@ -51,7 +51,7 @@ impl Part for AutomationPart {
         shutdown.spawn(stats::run(Arc::clone(&notes), queue.clone(), shutdown.clone()));
         let effects = Effects {
             bus: Arc::clone(queue.link()),
-            stream: seat.config.bus.streams.first().cloned().unwrap_or_default(),
+            stream: seat.config.bus.published().to_owned(),
             queue,
             notifications: seat.services.get::<Notifications>().cloned(),
             counters: seat.services.of::<Counters>(counters::PIPELINE).cloned(),

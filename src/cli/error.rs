@@ -183,9 +183,14 @@ pub enum CliError {
         #[source]
         source: io::Error,
     },
-    /// No stream is configured to publish to.
-    #[error("the stream has no name; name one with --stream or in bus.streams")]
-    NoStream,
+    /// No Redis stream is configured to publish to.
+    #[error(
+        "`fairlane {command}` publishes to Redis streams, and bus.publish names none; name one with --stream"
+    )]
+    NoStream {
+        /// The command.
+        command: &'static str,
+    },
     /// The input failed while it was read.
     #[error("{name}: cannot be read: {source}; {published} events were published before that")]
     Input {
@@ -291,7 +296,7 @@ impl CliError {
             | Self::Purge(_)
             | Self::Replay(_)
             | Self::InputMissing { .. }
-            | Self::NoStream
+            | Self::NoStream { .. }
             | Self::NoSecret
             | Self::Private(
                 PrivateRedisError::PathTooLong { .. } | PrivateRedisError::Directory { .. },

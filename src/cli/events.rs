@@ -63,6 +63,7 @@ pub(super) async fn events(config: Config, args: EventsArgs) -> Result<(), CliEr
     let now = SystemClock.now();
     let since = since.map(|since| now.saturating_sub(since));
     let wanted = Wanted { id, source, bot, since };
+    let is_partial = !config.bus.sources.is_empty();
     Session::with(config, async |session| {
         let mut pipelines = Vec::new();
         for name in session.pipelines().await? {
@@ -79,6 +80,9 @@ pub(super) async fn events(config: Config, args: EventsArgs) -> Result<(), CliEr
         };
         let found = find(&places, &wanted).await?;
         output.show(&found, |found| text(output, found, millis(now)))?;
+        if is_partial {
+            eprintln!("note: the search reads queues and Redis streams, not bus.sources");
+        }
         if found.known { Ok(()) } else { Err(CliError::NoEvent) }
     })
     .await

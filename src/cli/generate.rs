@@ -41,7 +41,7 @@ pub(super) struct GenerateArgs {
     /// Duration. Default: until the command is stopped.
     #[arg(long, value_name = "S")]
     seconds: Option<NonZeroU32>,
-    /// The target stream. Default: the first of bus.streams.
+    /// The target stream of Redis. Default: bus.publish.
     #[arg(long, value_name = "STREAM")]
     stream: Option<String>,
     /// Print one JSON object instead of a line.
@@ -58,8 +58,9 @@ struct Summary {
 
 /// Publishes generated events.
 pub(super) async fn generate(config: Config, args: GenerateArgs) -> Result<(), CliError> {
-    let stream = args.stream.clone().or_else(|| config.bus.streams.first().cloned());
-    let stream = stream.filter(|stream| !stream.is_empty()).ok_or(CliError::NoStream)?;
+    let stream = args.stream.clone().or_else(|| config.bus.published_stream().map(str::to_owned));
+    let stream = stream.filter(|stream| !stream.is_empty());
+    let stream = stream.ok_or(CliError::NoStream { command: "generate" })?;
     let output = Output::new(args.json);
     let summary = Session::with(config, async |session| {
         let mut terminate = signal(SignalKind::terminate()).map_err(CliError::Signals)?;

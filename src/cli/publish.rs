@@ -50,7 +50,7 @@ pub(super) struct PublishArgs {
     /// File with one CloudEvent per line, in JSON; `-`: standard input.
     #[arg(default_value = "-")]
     file: PathBuf,
-    /// The target stream. Default: the first of bus.streams.
+    /// The target stream of Redis. Default: bus.publish.
     #[arg(long)]
     stream: Option<String>,
     /// Print one JSON object instead of a sentence.
@@ -70,11 +70,9 @@ pub(super) async fn publish(config: Config, args: PublishArgs) -> Result<(), Cli
     let name = args.file.display().to_string();
     let (input, size) =
         open(&args.file).map_err(|source| CliError::InputMissing { name: name.clone(), source })?;
-    let stream =
-        args.stream.or_else(|| config.bus.streams.first().cloned()).ok_or(CliError::NoStream)?;
-    if stream.is_empty() {
-        return Err(CliError::NoStream);
-    }
+    let stream = args.stream.or_else(|| config.bus.published_stream().map(str::to_owned));
+    let stream = stream.filter(|stream| !stream.is_empty());
+    let stream = stream.ok_or(CliError::NoStream { command: "publish" })?;
     if !config.bus.streams.contains(&stream) {
         eprintln!(
             "note: {stream} is not among bus.streams, so no `fairlane serve` with this configuration reads it"

@@ -1,4 +1,4 @@
-//! The certificates of TLS connections to Redis, read from PEM files.
+//! The certificates of TLS connections to Redis and to other buses, read from PEM files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,52 +9,90 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::RedisConfig;
+use super::{RedisConfig, TlsFiles};
 
 /// A file that cannot be used, with the key that names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Unusable {
-    pub(super) key: &'static str,
+    pub(super) key: String,
     pub(super) problem: String,
 }
 
 /// Reads the certificates that `redis` names. `None` if it names none; then the system's roots are
 /// trusted.
 pub(super) fn read(redis: &RedisConfig) -> Result<Option<TlsCertificates>, Unusable> {
-    let authority = redis.ca_file.as_deref().map(|path| certificates("redis.ca_file", path));
-    let authority = authority.transpose()?;
-    let client = match (&redis.cert_file, &redis.key_file) {
-        (Some(cert), Some(key)) => Some(identity(cert, key)?),
+    let (ca, cert, key) = (&redis.ca_file, &redis.cert_file, &redis.key_file);
+    let read = read_files("redis.", ca.as_deref(), cert.as_deref(), key.as_deref())?;
+    if read.authority.is_none() && read.client.is_none() {
+        return Ok(None);
+    }
+    let root_cert = read.authority.map(with_system_roots);
+    let client_tls =
+        read.client.map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
+    Ok(Some(TlsCertificates { client_tls, root_cert }))
+}
+
+/// Checks the files that a source of events names. `prefix` precedes their keys.
+pub(super) fn check(prefix: &str, files: &TlsFiles) -> Result<(), Unusable> {
+    let (ca, cert, key) = (&files.ca_file, &files.cert_file, &files.key_file);
+    read_files(prefix, ca.as_deref(), cert.as_deref(), key.as_deref()).map(drop)
+}
+
+impl TlsFiles {
+    /// All certificates to trust in PEM: those of the system and those of [`Self::ca_file`].
+    ///
+    /// # Errors
+    /// The text of why that file cannot be used.
+    pub fn trusted(&self) -> Result<Vec<u8>, String> {
+        let own = self.ca_file.as_deref().map(|path| certificates("ca_file", path)).transpose();
+        let own = own.map_err(|unusable| format!("{} {}", unusable.key, unusable.problem))?;
+        Ok(with_system_roots(own.unwrap_or_default()))
+    }
+}
+
+/// What the files hold, in PEM.
+struct Contents {
+    authority: Option<Vec<u8>>,
+    /// The certificate and key for mutual TLS.
+    client: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+fn read_files(
+    prefix: &str,
+    authority: Option<&Path>,
+    cert: Option<&Path>,
+    key: Option<&Path>,
+) -> Result<Contents, Unusable> {
+    let [ca_file, cert_file, key_file] =
+        ["ca_file", "cert_file", "key_file"].map(|name| format!("{prefix}{name}"));
+    let authority = authority.map(|path| certificates(&ca_file, path)).transpose()?;
+    let client = match (cert, key) {
+        (Some(cert), Some(key)) => {
+            Some((certificates(&cert_file, cert)?, private_key(&key_file, key)?))
+        }
         (None, None) => None,
         (cert, _) => {
             let (key, other) = match cert {
-                Some(_) => ("redis.key_file", "redis.cert_file"),
-                None => ("redis.cert_file", "redis.key_file"),
+                Some(_) => (key_file, cert_file),
+                None => (cert_file, key_file),
             };
             let problem = format!("is not set, but {other} is; set both, or neither");
             return Err(Unusable { key, problem });
         }
     };
-    if authority.is_none() && client.is_none() {
-        return Ok(None);
-    }
-    let root_cert = authority.map(|pem| [system_roots(), pem].concat());
-    Ok(Some(TlsCertificates { client_tls: client, root_cert }))
+    Ok(Contents { authority, client })
 }
 
-/// The certificate and key for mutual TLS.
-fn identity(cert: &Path, key: &Path) -> Result<ClientTlsConfig, Unusable> {
-    const KEY: &str = "redis.key_file";
-    let client_cert = certificates("redis.cert_file", cert)?;
-    let client_key = text(KEY, key)?;
-    if let Err(error) = PrivateKeyDer::from_pem_slice(&client_key) {
-        return Err(unusable(KEY, key, &format!("holds no private key in PEM ({error})")));
+fn private_key(key: &str, path: &Path) -> Result<Vec<u8>, Unusable> {
+    let pem = text(key, path)?;
+    match PrivateKeyDer::from_pem_slice(&pem) {
+        Ok(_) => Ok(pem),
+        Err(error) => Err(unusable(key, path, &format!("holds no private key in PEM ({error})"))),
     }
-    Ok(ClientTlsConfig { client_cert, client_key })
 }
 
 /// Reads a file with at least one certificate, unchanged.
-fn certificates(key: &'static str, path: &Path) -> Result<Vec<u8>, Unusable> {
+fn certificates(key: &str, path: &Path) -> Result<Vec<u8>, Unusable> {
     let pem = text(key, path)?;
     let mut count = 0;
     for certificate in CertificateDer::pem_slice_iter(&pem) {
@@ -72,12 +110,18 @@ fn certificates(key: &'static str, path: &Path) -> Result<Vec<u8>, Unusable> {
     Ok(pem)
 }
 
-fn text(key: &'static str, path: &Path) -> Result<Vec<u8>, Unusable> {
+fn text(key: &str, path: &Path) -> Result<Vec<u8>, Unusable> {
     fs::read(path).map_err(|error| unusable(key, path, &format!("cannot be read ({error})")))
 }
 
-fn unusable(key: &'static str, path: &Path, problem: &str) -> Unusable {
-    Unusable { key, problem: format!("names {}, which {problem}", path.display()) }
+fn unusable(key: &str, path: &Path, problem: &str) -> Unusable {
+    let problem = format!("names {}, which {problem}", path.display());
+    Unusable { key: key.to_owned(), problem }
+}
+
+/// `own`, behind the system's trusted certificates.
+fn with_system_roots(own: Vec<u8>) -> Vec<u8> {
+    [system_roots(), own].concat()
 }
 
 /// The system's trusted certificates as PEM. The client replaces them with the list it gets, so the

@@ -25,7 +25,7 @@ pub(super) const PIPELINES: &str = "pipelines";
 const DUPLICATE: &str = "duplicate key";
 
 /// A value of one of the types that settings have.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
     Text(String),
     Integer(i64),
@@ -149,6 +149,14 @@ impl Layers {
         self.settings.get(key).is_some_and(|setting| setting.at != Origin::Code)
     }
 
+    /// Whether a key of a table in a list has another value than by default. `list` is the key of the
+    /// list.
+    pub(super) fn differs(&self, list: &str, place: usize, key: &str) -> bool {
+        let default = self.schema.tables.get(list).and_then(|keys| keys.get(key));
+        let setting = self.settings.get(&format!("{list}[{place}].{key}"));
+        setting.map(|setting| &setting.value) != default
+    }
+
     /// Adds the layer of a file. `name` is the file's name for error messages.
     pub(super) fn add_toml(&mut self, text: &str, name: &str) -> Result<(), ConfigError> {
         let file = File { text, name };
@@ -258,15 +266,13 @@ impl Layers {
     pub(super) fn add_variable(&mut self, name: &str, text: &str) -> Result<(), ConfigError> {
         let Some(path) = variable_path(name, &self.schema) else { return Ok(()) };
         let at = Origin::Environment(name.to_owned());
+        // The variable may name the list, or a key of one of its tables.
+        let mut heads = (1..=path.len()).map(|parts| path[..parts].join("."));
+        if let Some(key) = heads.find(|head| self.schema.tables.contains_key(head)) {
+            let problem = "is a list of tables, which only a file can hold; unset the variable";
+            return Err(ConfigError::Invalid { at, key, problem: problem.to_owned() });
+        }
         let default = match self.schema.find(&path, &at)? {
-            Known::Key(Value::Tables(_)) => {
-                let problem = "is a list of tables, which only a file can hold; unset the variable";
-                return Err(ConfigError::Invalid {
-                    at,
-                    key: path.join("."),
-                    problem: problem.to_owned(),
-                });
-            }
             Known::Key(default) => default.clone(),
             Known::Table => {
                 let remedy = "this is a section: name one of its keys".to_owned();

@@ -1,7 +1,7 @@
 //! The configuration: defaults, overridden by one TOML file, overridden by the environment.
 //!
-//! The defaults are the files `default.toml` and `pipeline.toml` beside this one, and one file per
-//! built-in pipeline. [`default_text`] prints the same text that is loaded. The known keys and
+//! The defaults are the files `default.toml` and `pipeline.toml` beside this one, one file per
+//! built-in pipeline, and one per list of tables. [`default_text`] prints the same text that is loaded. The known keys and
 //! their types come from it. A loaded [`Config`] is complete, typed and free of contradictions. A
 //! [`Config`] built in code is checked by [`Config::check`].
 
@@ -31,10 +31,12 @@ pub(crate) use load::mongod;
 pub use products::ProductSection;
 pub(crate) use sections::{ANONYMOUS, WEIGHT_MAX};
 pub use sections::{
-    AdmissionConfig, AuthConfig, BackoffConfig, BotLimitsConfig, BotQuotaConfig, BusConfig,
-    BusSource, CallbacksConfig, CountersConfig, DeadConfig, HttpConfig, MetricsConfig, MongoConfig,
-    NotificationsConfig, OnThrottle, PipelineConfig, QuotasConfig, RedisConfig, Scope, Start,
-    TokenConfig, TracingConfig, WorkersConfig,
+    AdmissionConfig, AuthConfig, BackoffConfig, BotFrom, BotLimitsConfig, BotQuotaConfig,
+    BusConfig, CallbacksConfig, CountersConfig, DeadConfig, Hidden, HttpConfig, KafkaSection,
+    MetricsConfig, MongoConfig, NatsLogin, NatsSection, NotificationsConfig, OnThrottle,
+    PipelineConfig, PublishFormat, QuotasConfig, RedisConfig, Sasl, SaslMechanism, Scope,
+    SourceConfig, SourceKind, SourceStart, Start, TlsFiles, TokenConfig, TracingConfig, TypeFrom,
+    WorkersConfig,
 };
 
 use built_in::BUILT_IN;
@@ -47,9 +49,13 @@ pub use crate::redis::{RedisUrl, RedisUrlError};
 
 const DEFAULT_TOML: &str = include_str!("default.toml");
 const PIPELINE_TOML: &str = include_str!("pipeline.toml");
+const SOURCE_TOML: &str = include_str!("source.toml");
+/// The key of the list of buses beside Redis.
+const SOURCES: &str = "bus.sources";
 /// Lists of tables: the key of the list, and the keys of each table with their defaults.
-const TABLES: [(&str, &str); 4] = [
+const TABLES: [(&str, &str); 5] = [
     ("auth.tokens", include_str!("token.toml")),
+    (SOURCES, SOURCE_TOML),
     ("callbacks.headers", include_str!("headers.toml")),
     ("quotas.bots", include_str!("quota.toml")),
     ("limits.bots", include_str!("limit.toml")),
@@ -108,17 +114,19 @@ impl Default for Config {
 
 /// The complete default configuration with comments: what `fairlane config` prints.
 ///
-/// It is itself a valid configuration; the blocks of pipelines are commented out.
+/// It is itself a valid configuration; the blocks of pipelines and sources are commented out.
 #[must_use]
 pub fn default_text() -> String {
     let mut text = DEFAULT_TOML.to_owned();
     let about = "One section per pipeline. Its name consists of a-z, 0-9, '-' and '_'.";
-    add_block(&mut text, about, "NAME", PIPELINE_TOML);
+    add_block(&mut text, about, "[pipelines.NAME]", PIPELINE_TOML);
     for (name, defaults) in BUILT_IN {
         let about =
             "Built in: runs without this section, unless enabled = false. Other settings as above.";
-        add_block(&mut text, about, name, defaults);
+        add_block(&mut text, about, &format!("[pipelines.{name}]"), defaults);
     }
+    let about = "A bus beside Redis: a stream of NATS JetStream, or topics of Kafka. Up to 16.";
+    add_block(&mut text, about, &format!("[[{SOURCES}]]"), SOURCE_TOML);
     text.push_str(
         "\n# The settings of a product that a program adds to Fairlane. The product names the keys.\n\
          # [products.NAME]\n",
@@ -126,8 +134,8 @@ pub fn default_text() -> String {
     text
 }
 
-fn add_block(text: &mut String, about: &str, name: &str, defaults: &str) {
-    text.extend(["\n# ", about, "\n# [pipelines.", name, "]\n"]);
+fn add_block(text: &mut String, about: &str, head: &str, defaults: &str) {
+    text.extend(["\n# ", about, "\n# ", head, "\n"]);
     for line in defaults.lines() {
         text.push_str(format!("# {line}").trim_end());
         text.push('\n');

@@ -27,6 +27,35 @@ fn the_printed_pipeline_block_loads_once_it_is_uncommented_and_filled_in() {
     );
 }
 
+#[test]
+fn the_printed_block_of_sources_loads_once_it_is_uncommented_and_filled_in() {
+    let text = default_text();
+    let (top, block) = text.split_once("# [[bus.sources]]\n").unwrap();
+    let block = uncommented(block);
+    let [nats, kafka] = [
+        [
+            ("name", "\"n\""),
+            ("kind", "\"nats\""),
+            ("servers", "[\"nats://h\"]"),
+            ("stream", "\"S\""),
+        ],
+        [("name", "\"k\""), ("kind", "\"kafka\""), ("brokers", "[\"h:1\"]"), ("topics", "[\"t\"]")],
+    ]
+    .map(|values| {
+        let lines = block.lines().map(|line| {
+            let key = line.split(' ').next().unwrap();
+            let value = values.iter().find(|(name, _)| *name == key);
+            value.map_or_else(|| line.to_owned(), |(_, value)| format!("{key} = {value}"))
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    });
+    let both = format!("{top}[[bus.sources]]\n{nats}\n[[bus.sources]]\n{kafka}");
+    let sources = Config::from_toml(&both, "printed").unwrap().bus.sources;
+    let short = "[[bus.sources]]\nname = \"n\"\nkind = \"nats\"\nservers = [\"nats://h\"]\nstream = \"S\"\n\
+        [[bus.sources]]\nname = \"k\"\nkind = \"kafka\"\nbrokers = [\"h:1\"]\ntopics = [\"t\"]";
+    assert_eq!(sources, Config::from_toml(short, "f").unwrap().bus.sources);
+}
+
 /// The lines of a block up to the first empty one.
 fn uncommented(block: &str) -> String {
     let lines = block.lines().take_while(|line| !line.is_empty());
@@ -56,10 +85,11 @@ fn the_defaults_are_those_of_the_outside_contract() {
     assert_eq!(config.redis.shards.get(), 16);
     assert!(config.mongodb.url.is_none());
     assert_eq!(config.mongodb.database, "fairlane");
-    assert_eq!(config.bus.source, BusSource::Redis);
     assert_eq!(config.bus.streams, ["fairlane:events"]);
     assert_eq!(config.bus.retention, Duration::from_secs(600));
     assert!(config.bus.trim);
+    assert!(config.bus.sources.is_empty() && config.bus.dedup.is_zero());
+    assert_eq!(config.bus.published(), "fairlane:events");
     assert_eq!(config.http.listen, SocketAddr::from(([127, 0, 0, 1], 8080)));
     assert!(config.callbacks.allow_nets.is_empty() && config.callbacks.secrets.is_empty());
     assert_eq!(config.callbacks.max_per_host.get(), 64);

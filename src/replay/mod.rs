@@ -98,6 +98,11 @@ pub enum ReplayRefused {
         "pipeline {0} counts each event once, and a replay would count it twice; its dead letters can be queued again: fairlane dead redrive --pipeline {0}"
     )]
     Counted(PipelineName),
+    /// Only Redis streams can be replayed.
+    #[error(
+        "no Redis stream is configured (bus.streams), and a replay reads only those; publish the events to the source again instead"
+    )]
+    NoStream,
     /// The filter of the pipeline cannot be used.
     #[error("pipelines.{0}.filter: {1}")]
     Filter(PipelineName, #[source] FilterError),
@@ -186,6 +191,9 @@ impl Replay {
         let config = config.ok_or_else(|| ReplayRefused::Unconfigured(name.clone()))?;
         if !config.enabled {
             return Err(ReplayRefused::Disabled(name.clone()));
+        }
+        if spec.streams.is_empty() {
+            return Err(ReplayRefused::NoStream);
         }
         let Spec { from_ms, until_ms, .. } = spec;
         if from_ms >= until_ms {

@@ -69,8 +69,10 @@ pub(super) fn screen(output: Output, status: &Status) -> String {
         String::new()
     };
     if facts.redis.error.is_none() {
-        text.push_str(&output.table(&stream_table(&facts.streams)));
-        text.push_str("\n\n");
+        if !facts.streams.is_empty() {
+            text.push_str(&output.table(&stream_table(&facts.streams)));
+            text.push_str("\n\n");
+        }
         if facts.processes.is_empty() {
             text.push_str("no processes");
         } else {

@@ -12,6 +12,7 @@ pub(super) const SECOND: Duration = Duration::from_secs(1);
 pub(super) const MINUTE: Duration = Duration::from_secs(60);
 pub(super) const HOUR: Duration = Duration::from_secs(3_600);
 pub(super) const MONTH: Duration = Duration::from_secs(30 * 86_400);
+pub(super) const DAY: Duration = Duration::from_secs(86_400);
 pub(super) const WEEK: Duration = Duration::from_secs(7 * 86_400);
 /// Maximum duration. A longer time is a typing error, and would overflow sums of times.
 pub(super) const TEN_YEARS: Duration = Duration::from_secs(3_650 * 86_400);

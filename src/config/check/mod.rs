@@ -3,13 +3,16 @@
 mod auth;
 mod bots;
 mod bounds;
+mod bus;
 mod callbacks;
 mod http;
 pub(super) mod limits;
 mod notifications;
 mod pipelines;
 mod quotas;
+mod sources;
 mod stores;
+mod subjects;
 mod tracing;
 
 use std::time::Duration;
@@ -75,6 +78,7 @@ impl Config {
         within("shutdown_grace", self.shutdown_grace, MILLISECOND..=HOUR)?;
         within("shutdown_delay", self.shutdown_delay, Duration::ZERO..=HOUR)?;
         self.check_stores()?;
+        self.check_bus()?;
         self.check_callbacks()?;
         self.check_notifications()?;
         number("counters.cached_ads", self.counters.cached_ads, limits::CACHED_ADS)?;

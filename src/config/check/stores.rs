@@ -1,14 +1,9 @@
-//! `[redis]`, `[mongodb]` and `[bus]`.
-
-use std::collections::BTreeSet;
-use std::time::Duration;
+//! `[redis]` and `[mongodb]`.
 
 use super::Fault;
-use super::bounds::{TEN_YEARS, names, within};
 use crate::config::certificates::{self, Unusable};
 use crate::config::{Config, RedisUrl};
 
-const STREAMS_MAX: usize = 64;
 const DATABASE_MAX_BYTES: usize = 63;
 /// Characters that MongoDB forbids in a database name, on any of its platforms.
 const DATABASE_FORBIDDEN: &[char] = &['/', '\\', '.', ' ', '"', '$', '*', '<', '>', ':', '|', '?'];
@@ -18,26 +13,7 @@ const DATABASE_TAKEN: [&str; 3] = ["admin", "config", "local"];
 impl Config {
     pub(super) fn check_stores(&self) -> Result<(), Fault> {
         self.check_certificates()?;
-        database("mongodb.database", &self.mongodb.database)?;
-        within("bus.retention", self.bus.retention, Duration::ZERO..=TEN_YEARS)?;
-        names("bus.streams", &self.bus.streams, STREAMS_MAX, "stream")?;
-        if self.bus.streams.is_empty() {
-            return Err(Fault::new("bus.streams", "is empty; name at least one stream"));
-        }
-        let mut seen = BTreeSet::new();
-        if let Some(twice) = self.bus.streams.iter().find(|stream| !seen.insert(*stream)) {
-            return Err(Fault::new(
-                "bus.streams",
-                format!("names {twice:?} twice; name each stream once"),
-            ));
-        }
-        // Reading that stream would copy unreadable events back to it forever.
-        let invalid = self.redis.prefix.invalid_stream();
-        if self.bus.streams.contains(&invalid) {
-            let problem = format!("names {invalid:?}, where unreadable events are put; remove it");
-            return Err(Fault::new("bus.streams", problem));
-        }
-        Ok(())
+        database("mongodb.database", &self.mongodb.database)
     }
 
     /// Checks that the certificate files can be read, and that TLS is in use.

@@ -1,6 +1,7 @@
 //! Loading: finds the file, combines the layers, and converts settings to their types.
 
 mod auth;
+mod bus;
 mod callbacks;
 mod counters;
 mod http;
@@ -19,6 +20,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use self::auth::token;
+use self::bus::bus;
 use self::callbacks::callbacks;
 use self::counters::counters;
 use self::http::{admission, http};
@@ -33,8 +35,7 @@ use super::check::between;
 use super::error::{ConfigError, Origin};
 use super::layers::{ENV_PREFIX, Layers};
 use super::{
-    AuthConfig, BusConfig, BusSource, Config, MetricsConfig, MongoConfig, MongoUrl, PipelineConfig,
-    RedisConfig, RedisUrl,
+    AuthConfig, Config, MetricsConfig, MongoConfig, MongoUrl, PipelineConfig, RedisConfig, RedisUrl,
 };
 use crate::id::{Prefix, ShardCount};
 
@@ -195,12 +196,6 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
     };
     let prefix = top.text("redis.prefix");
     let prefix = Prefix::parse(prefix).map_err(|error| top.invalid("redis.prefix", error))?;
-    // By default, environments in one Redis do not read each other's events.
-    let streams = if layers.is_made("bus.streams") {
-        top.list("bus.streams")
-    } else {
-        vec![prefix.events_stream()]
-    };
     let config = Config {
         file: None,
         data_dir: PathBuf::from(top.text("data_dir")),
@@ -219,12 +214,7 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
             database: top.text("mongodb.database").to_owned(),
             program: None,
         },
-        bus: BusConfig {
-            source: top.choice("bus.source", &[("redis", BusSource::Redis)])?,
-            streams,
-            retention: top.duration("bus.retention")?,
-            trim: top.flag("bus.trim"),
-        },
+        bus: bus(&top, &prefix)?,
         http: http(&top)?,
         admission: admission(&top)?,
         quotas: quotas(&top)?,

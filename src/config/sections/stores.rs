@@ -1,7 +1,6 @@
-//! The stores and the source of events: `[redis]`, `[mongodb]` and `[bus]`.
+//! The stores: `[redis]` and `[mongodb]`.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use crate::config::certificates;
 use crate::config::{ConfigError, MongoUrl, Origin, RedisUrl};
@@ -32,7 +31,7 @@ impl RedisConfig {
     pub fn certificates(&self) -> Result<Option<redis::TlsCertificates>, ConfigError> {
         certificates::read(self).map_err(|unusable| ConfigError::Invalid {
             at: Origin::Code,
-            key: unusable.key.to_owned(),
+            key: unusable.key,
             problem: unusable.problem,
         })
     }
@@ -50,32 +49,4 @@ pub struct MongoConfig {
     /// The program of a private server, from the environment variable `FAIRLANE_MONGOD`. `None`:
     /// the `mongod` in `PATH`.
     pub program: Option<PathBuf>,
-}
-
-/// The section `[bus]`: the source of events.
-#[derive(Debug, Clone)]
-pub struct BusConfig {
-    /// The kind of bus.
-    pub source: BusSource,
-    /// The streams to read: 1 to 64, each once.
-    pub streams: Vec<String>,
-    /// The age after which copied entries are trimmed. At most 3,650 days.
-    pub retention: Duration,
-    /// Whether to trim at all.
-    pub trim: bool,
-}
-
-impl BusConfig {
-    /// The stream that events get over HTTP: the first one.
-    #[must_use]
-    pub fn published(&self) -> &str {
-        self.streams.first().map_or("", String::as_str)
-    }
-}
-
-/// The kind of bus.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BusSource {
-    /// Redis Streams on the server that holds the queues.
-    Redis,
 }

@@ -50,7 +50,7 @@ pub(crate) struct Overview {
     trend: Arc<Vec<Point>>,
     processes: Vec<Process>,
     redis: ServerInfo,
-    /// The streams that this process is configured to read.
+    /// The Redis stream that events are published to, if any.
     bus: Option<StreamView>,
     pub(super) now_ms: u64,
 }
@@ -79,9 +79,10 @@ impl Api {
             trend: Arc::new(trend::read(link, Series::Recent).await?),
             processes,
             redis: fullest(link).await?,
-            bus: match self.bus.name() {
-                "" => None,
-                stream => Some(StreamView::read(link, stream).await?),
+            bus: match self.streams.iter().find(|stream| *stream == self.bus.name()) {
+                // Events are published to another bus.
+                None => None,
+                Some(stream) => Some(StreamView::read(link, stream).await?),
             },
             now_ms: millis(self.clock.now()),
         });

@@ -99,7 +99,14 @@ fn line(id: u32) -> String {
 fn bad_usage_exits_64_and_names_the_thing() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("bad.toml"), "[redis]\nshards = 0\n").unwrap();
-    let cases: [(&[&str], &str); 18] = [
+    let kafka = "bus.streams = []\n[[bus.sources]]\nname = \"k\"\nkind = \"kafka\"\nbrokers = [\"h:1\"]\ntopics = [\"t\"]\n";
+    std::fs::write(dir.path().join("kafka.toml"), kafka).unwrap();
+    let no_stream = if cfg!(feature = "kafka") {
+        "`fairlane generate` publishes to Redis streams"
+    } else {
+        "kafka.toml:4: bus.sources[0].kind = \"kafka\": this build has no Kafka"
+    };
+    let cases: [(&[&str], &str); 19] = [
         (&[], "Usage: fairlane"),
         (&["nonsense"], "nonsense"),
         (&["status", "--nonsense"], "--nonsense"),
@@ -118,6 +125,7 @@ fn bad_usage_exits_64_and_names_the_thing() {
         (&["status", "--config", "missing.toml"], "missing.toml"),
         (&["status", "--config", "bad.toml"], "bad.toml:2: redis.shards"),
         (&["publish", "missing.ndjson"], "missing.ndjson"),
+        (&["generate", "--config", "kafka.toml"], no_stream),
     ];
     for (arguments, named) in cases {
         let ran = run_in(dir.path(), arguments, "");

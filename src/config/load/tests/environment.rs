@@ -52,7 +52,10 @@ fn a_bad_variable_is_refused_by_its_name() {
             "redis.shards must be a whole number, not what it holds",
         ),
         (("FAIRLANE__BUS__TRIM", "yes"), "bus.trim must be true or false, not what it holds"),
-        (("FAIRLANE__BUS__STREAMS", ""), "bus.streams is empty; name at least one stream"),
+        (
+            ("FAIRLANE__BUS__STREAMS", ""),
+            "bus.streams is empty; name at least one stream, or add a source ([[bus.sources]])",
+        ),
         (
             ("FAIRLANE__BUS__STREAMS", "a,,b"),
             "bus.streams holds an unusable stream; each has 1 to 1024 bytes without control characters",

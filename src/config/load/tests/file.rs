@@ -174,8 +174,19 @@ fn a_top_level_value_out_of_bounds_is_refused_with_its_line_and_a_remedy() {
             "[redis]\nurl = \"redis://:secret@db:x\"",
             "f.toml:2: redis.url is not a usable Redis URL; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH",
         ),
-        ("[bus]\nsource = \"kafka\"", r#"f.toml:2: bus.source is "kafka"; write "redis""#),
-        ("[bus]\nstreams = []", "f.toml:2: bus.streams is empty; name at least one stream"),
+        (
+            "[bus]\nsource = \"kafka\"",
+            r#"f.toml:2: bus.source is "kafka"; write "redis", or remove it; other buses are [[bus.sources]]"#,
+        ),
+        (
+            "[bus]\nstreams = []",
+            "f.toml:2: bus.streams is empty; name at least one stream, or add a source ([[bus.sources]])",
+        ),
+        ("[bus]\ndedup = \"8d\"", "f.toml:2: bus.dedup is 8days; write a duration from 0s to 7d"),
+        (
+            "[bus]\npublish = \"x\"",
+            r#"f.toml:2: bus.publish is "x", which is neither in bus.streams nor the name of a source; write one of ["fairlane:events"]"#,
+        ),
         (
             "[bus]\nstreams = [\"a\", \"b\", \"a\"]",
             r#"f.toml:2: bus.streams names "a" twice; name each stream once"#,

@@ -9,6 +9,7 @@ mod limits;
 mod notifications;
 mod pipelines;
 mod quotas;
+mod sources;
 mod tracing;
 
 use std::io::Write as _;
