@@ -7,6 +7,8 @@
 
 pub(crate) mod backlog;
 mod error;
+#[cfg(feature = "nats")]
+pub mod nats;
 mod publish;
 pub mod reader;
 pub mod record;

@@ -15,8 +15,8 @@ use jiff::Timestamp;
 
 pub use self::encode::{Encoded, Mode, encode};
 pub use self::header::HEADERS_MAX;
-pub use self::mapping::{BotFrom, Mapping, MappingError, TypeFrom};
 use self::header::{DATA_TYPE, Found, unusable};
+pub use self::mapping::{BotFrom, Mapping, MappingError, TypeFrom};
 use crate::event::entry::{EntryError, InvalidEntry};
 use crate::event::{Attributes, EVENT_MAX_BYTES, EXTENSIONS_MAX, Event, EventError};
 use crate::trace::{PARENT, STATE, TraceContext};
@@ -143,7 +143,8 @@ fn binary(
             return Err(unusable(header, why.to_owned()));
         }
         if value.len() > EVENT_MAX_BYTES {
-            let why = format!("it has {} bytes; at most {EVENT_MAX_BYTES} are allowed", value.len());
+            let why =
+                format!("it has {} bytes; at most {EVENT_MAX_BYTES} are allowed", value.len());
             return Err(unusable(header, why));
         }
         let text = binding.text(value).map_err(|why| unusable(header, why))?;
@@ -203,7 +204,9 @@ fn bare(value: &[u8], found: &Found<'_>, binding: Binding) -> Result<Attributes,
     let plain = |why: String| EntryError::Plain { why };
     if let Some(other) = found.content_type.as_deref().filter(|found| !header::is_json(found)) {
         let (other, prefix) = (header::cut(other), binding.prefix());
-        return Err(plain(format!("its content type is {other:?}, and it has no header {prefix}…")));
+        return Err(plain(format!(
+            "its content type is {other:?}, and it has no header {prefix}…"
+        )));
     }
     let mut attributes = Attributes::from_json(value).map_err(|error| plain(error.to_string()))?;
     if attributes.has("specversion") {
