@@ -1,3 +1,4 @@
 //! Buses beside Redis Streams, with the servers that `.ci/setup test` installs.
 
 mod engines;
+mod nats;
