@@ -1,6 +1,3 @@
-<<<<<<< HEAD
-
-=======
 mod hostile;
 mod round_trip;
 mod sdk;
@@ -311,4 +308,3 @@ fn settings_are_read_as_they_are_shown_and_others_are_refused_with_what_is_allow
         assert!(matches!(text.parse::<BotFrom>(), Err(MappingError::Length { .. })));
     }
 }
->>>>>>> s-records
