@@ -1,4 +1,5 @@
 //! Buses beside Redis Streams, with the servers that `.ci/setup test` installs.
 
+mod brokers;
 mod engines;
 mod nats;
