@@ -9,6 +9,8 @@ mod aside;
 pub(crate) mod backlog;
 mod error;
 mod gap;
+#[cfg(feature = "nats")]
+pub mod nats;
 mod publish;
 pub mod reader;
 pub mod record;

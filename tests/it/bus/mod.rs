@@ -2,3 +2,4 @@
 
 mod brokers;
 mod engines;
+mod nats;

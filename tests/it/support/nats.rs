@@ -211,7 +211,8 @@ impl NatsServer {
         fs::remove_dir_all(self.store()).unwrap();
     }
 
-    fn store(&self) -> PathBuf {
+    /// Where streams are stored.
+    pub(crate) fn store(&self) -> PathBuf {
         self.directory.path().join("store")
     }
 
