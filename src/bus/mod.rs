@@ -7,6 +7,8 @@
 
 pub(crate) mod backlog;
 mod error;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 mod publish;
 pub mod reader;
 pub mod redis_stream;
