@@ -9,7 +9,7 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-peers setup-instructions demo test screenshots bench isolation peers instructions release release-bench check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-build setup-peers setup-instructions demo test screenshots bench isolation peers instructions release release-bench check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -19,9 +19,13 @@ help: ## show this list
 setup: ## install what is missing: redis-server, a C compiler, curl, and the programs of the tests
 	@bash .ci/setup test
 
-# The demo and the benchmarks need only these tools.
+# The demo needs only these tools.
 setup-demo:
 	@bash .ci/setup demo
+
+# These tools, and those that build the client of Kafka.
+setup-build:
+	@bash .ci/setup build
 
 # These tools, and Node.js with the packages of other queues.
 setup-peers:
@@ -30,10 +34,11 @@ setup-peers:
 setup-instructions:
 	@bash .ci/setup instructions
 
-# The example gives the dependencies the features that the tests need. So `make test` does not build
-# them again.
+# Without `--workspace`, because the benchmarks have the clients of further buses, and that of Kafka needs
+# OpenSSL. The example gives the other dependencies the features of the tests. So `make test` builds only a
+# part of them again.
 demo: setup-demo ## generated traffic with live figures, on private local servers
-	cargo build --locked --workspace --bin fairlane --example custom_handler
+	cargo build --locked --bin fairlane --example custom_handler
 	$(TARGET)/debug/fairlane demo $(ARGS)
 
 test: setup ## all tests, on real servers
@@ -46,7 +51,7 @@ screenshots: setup ## pictures of all web pages, light and dark, in target/scree
 
 check: check-fmt check-clippy check-doc check-deny ## formatting, lints, documentation, dependencies
 
-bench: setup-demo release-bench ## measure this machine; SCENARIO=latency, fairness, ...
+bench: setup-build release-bench ## measure this machine; SCENARIO=latency, fairness, ...
 	$(TARGET)/release/fairlane-bench $(SCENARIO) $(ARGS)
 
 # Rules and exports need MongoDB: the server of the tests, unless another one is named.
@@ -61,10 +66,10 @@ peers: setup-peers release-bench ## compare with GroupMQ, BullMQ and a plain str
 instructions: setup-instructions ## count instructions, and compare with the references; ARGS=--renew
 	@bash .ci/instructions $(ARGS)
 
-release: | setup-demo ## the program for production, in target/release
-	cargo build --release --locked
+release: | setup-build ## the program for production, in target/release
+	cargo build --release --locked --features nats,kafka
 
-release-bench: | setup-demo
+release-bench: | setup-build
 	cargo build --release --locked -p fairlane-bench
 
 check-fmt:

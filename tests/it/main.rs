@@ -2,6 +2,8 @@
 //! promise of that part. `support` has the servers, networks and processes that the tests use.
 
 mod automations;
+#[cfg(all(feature = "kafka", feature = "nats"))]
+mod bus;
 mod core;
 mod counters;
 mod http;

@@ -1,77 +1,40 @@
 //! Encrypted connections, and the reports when they fail.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use fairlane::app::App;
 use fairlane::config::Config;
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
-use tempfile::TempDir;
 
 use crate::support::bus::{add, event};
 use crate::support::cluster::Cluster;
 use crate::support::config::{STREAM, config};
 use crate::support::instance::Instance;
+use crate::support::papers::Papers;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisBackend, RedisServer};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// A certificate authority, and a certificate of this machine that it signed.
-struct Papers {
-    directory: TempDir,
+/// The arguments with which a server of Redis speaks TLS on its second port.
+fn arguments(papers: &Papers, clients: &str) -> Vec<String> {
+    let [ca, cert, key] = ["ca", "cert", "key"].map(|name| papers.path(name).display().to_string());
+    [
+        ["--tls-cert-file", &cert],
+        ["--tls-key-file", &key],
+        ["--tls-ca-cert-file", &ca],
+        ["--tls-auth-clients", clients],
+    ]
+    .concat()
+    .into_iter()
+    .map(str::to_owned)
+    .collect()
 }
 
-impl Papers {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let mut authority = CertificateParams::default();
-        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        authority.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        authority.distinguished_name.push(DnType::CommonName, "the authority of a test");
-        let key = KeyPair::generate().unwrap();
-        let papers = Self { directory };
-        std::fs::write(papers.path("ca"), authority.self_signed(&key).unwrap().pem()).unwrap();
-        let authority = Issuer::new(authority, key);
-        let names = ["127.0.0.1".to_owned(), "localhost".to_owned()];
-        let key = KeyPair::generate().unwrap();
-        let own = CertificateParams::new(names).unwrap().signed_by(&key, &authority).unwrap();
-        std::fs::write(papers.path("cert"), own.pem()).unwrap();
-        std::fs::write(papers.path("key"), key.serialize_pem()).unwrap();
-        papers
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(format!("{name}.pem"))
-    }
-
-    /// The arguments with which a server speaks TLS on its second port.
-    fn arguments(&self, clients: &str) -> Vec<String> {
-        let [ca, cert, key] =
-            ["ca", "cert", "key"].map(|name| self.path(name).display().to_string());
-        [
-            ["--tls-cert-file", &cert],
-            ["--tls-key-file", &key],
-            ["--tls-ca-cert-file", &ca],
-            ["--tls-auth-clients", clients],
-        ]
-        .concat()
-        .into_iter()
-        .map(str::to_owned)
-        .collect()
-    }
-
-    fn server(&self, clients: &str) -> RedisServer {
-        let mut arguments = self.arguments(clients);
-        arguments.extend(["--tls-port".to_owned(), "{tls}".to_owned()]);
-        RedisServer::start_with(Options { tcp: true, ..Options::default() }, &arguments)
-    }
-
-    /// A setting that names one of the files.
-    fn file(&self, name: &str) -> String {
-        format!("\"{}\"", self.path(name).display())
-    }
+fn server(papers: &Papers, clients: &str) -> RedisServer {
+    let mut arguments = arguments(papers, clients);
+    arguments.extend(["--tls-port".to_owned(), "{tls}".to_owned()]);
+    RedisServer::start_with(Options { tcp: true, ..Options::default() }, &arguments)
 }
 
 fn encrypted(server: &RedisServer) -> String {
@@ -98,7 +61,7 @@ async fn handles(server: &impl RedisBackend, config: &str) {
 #[tokio::test]
 async fn a_whole_instance_speaks_tls_and_shows_its_certificate_where_redis_asks() {
     let papers = Papers::new();
-    let server = papers.server("yes");
+    let server = server(&papers, "yes");
     let (url, ca) = (encrypted(&server), papers.file("ca"));
     let (cert, key) = (papers.file("cert"), papers.file("key"));
     let trusting = [("redis.url", &*url), ("redis.ca_file", &*ca)];
@@ -112,7 +75,7 @@ async fn a_whole_instance_speaks_tls_and_shows_its_certificate_where_redis_asks(
 #[tokio::test]
 async fn the_reason_why_tls_fails_is_told() {
     let (papers, others) = (Papers::new(), Papers::new());
-    let server = papers.server("no");
+    let server = server(&papers, "no");
     let (url, ca) = (encrypted(&server), papers.file("ca"));
     handles(&server, &config(&server, "test", &[("redis.url", &url), ("redis.ca_file", &ca)]))
         .await;
@@ -135,7 +98,7 @@ async fn the_reason_why_tls_fails_is_told() {
 #[tokio::test]
 async fn a_cluster_tells_the_ports_on_which_its_nodes_speak_tls() {
     let papers = Papers::new();
-    let cluster = Cluster::encrypted(&papers.arguments("no")).await;
+    let cluster = Cluster::encrypted(&arguments(&papers, "no")).await;
     let url = format!("\"{}\"", cluster.encrypted_url());
     let ca = papers.file("ca");
     let settings = [("redis.url", &*url), ("redis.ca_file", &*ca)];

@@ -14,11 +14,16 @@ pub(crate) mod history;
 pub(crate) mod http;
 pub(crate) mod instance;
 pub(crate) mod interceptor;
+#[cfg(feature = "kafka")]
+pub(crate) mod kafka;
 pub(crate) mod manual_clock;
 pub(crate) mod mongo;
 pub(crate) mod mongo_proxy;
 pub(crate) mod name_server;
+#[cfg(feature = "nats")]
+pub(crate) mod nats;
 pub(crate) mod notification_rig;
+pub(crate) mod papers;
 pub(crate) mod process;
 pub(crate) mod prometheus;
 pub(crate) mod proxy;

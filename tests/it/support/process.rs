@@ -101,6 +101,17 @@ pub(crate) fn signal(id: u32, name: &str) {
     }
 }
 
+/// A server of a bus that `.ci/setup test` installed, in the target directory beside the directory
+/// that cargo gives to tests.
+#[cfg(any(feature = "kafka", feature = "nats"))]
+pub(crate) fn bus_program(name: &str) -> std::path::PathBuf {
+    let target = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).parent();
+    let program = target.expect("the target directory").join("buses").join(name);
+    let remedy = "run `bash .ci/setup test`, or `make test`, which does";
+    assert!(program.exists(), "{} is missing: {remedy}", program.display());
+    program
+}
+
 /// A variable that a test gave to a worker process.
 #[expect(clippy::disallowed_methods, reason = "the way in which a test speaks to its workers")]
 pub(crate) fn variable(name: &str) -> Option<String> {
