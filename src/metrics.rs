@@ -261,7 +261,10 @@ impl BusMetrics {
         for counter in [&metrics.events, &metrics.gap, &metrics.trimmed] {
             counter.absolute(0);
         }
-        for reason in ["field", "size", "json", "msgpack", "attribute", "botid"] {
+        let reasons = ["field", "size", "json", "msgpack", "attribute", "botid"];
+        // Only records of NATS and Kafka have these.
+        let of_records = ["header", "format", "data", "plain", "mapping"];
+        for reason in reasons.into_iter().chain(of_records) {
             counter!(BUS_INVALID, "reason" => reason).absolute(0);
         }
         metrics

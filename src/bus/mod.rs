@@ -11,6 +11,7 @@ mod error;
 pub mod kafka;
 mod publish;
 pub mod reader;
+pub mod record;
 pub mod redis_stream;
 pub mod source;
 

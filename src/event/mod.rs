@@ -5,6 +5,7 @@
 //! (`lua/shared.lua`), [`Event::encode`] writes the third. `data` is kept as JSON text and parsed
 //! only when it is read.
 
+mod attributes;
 pub mod entry;
 mod glimpse;
 mod wire;
@@ -18,6 +19,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize as _, Serialize, Serializer};
 use serde_json::value::RawValue;
 
+pub(crate) use self::attributes::Attributes;
 pub use self::glimpse::Glimpse;
 use self::wire::{Fields, Wire};
 use crate::id::{BotId, IdError, Sequence};
@@ -217,6 +219,11 @@ impl Event {
         self.expirytime.as_deref().and_then(|text| wire::instant(text).ok())
     }
 
+    /// As the producer wrote it, see [`Self::expirytime`].
+    pub(crate) fn expirytime_text(&self) -> Option<&str> {
+        self.expirytime.as_deref()
+    }
+
     /// `data` as JSON text.
     #[must_use]
     pub fn data(&self) -> Option<&str> {
@@ -241,6 +248,11 @@ impl Event {
     /// Number of its extension attributes.
     pub(crate) fn extensions(&self) -> usize {
         self.extensions.len()
+    }
+
+    /// Its extension attributes, see [`Self::extension`].
+    pub(crate) fn extension_attributes(&self) -> &BTreeMap<String, serde_json::Value> {
+        &self.extensions
     }
 
     /// The same event with this extension attribute, or with `None` without it.

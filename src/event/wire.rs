@@ -29,6 +29,21 @@ pub(super) struct Fields {
 }
 
 impl Fields {
+    /// The place of an attribute that is text; `None` for `data` and extension attributes.
+    pub(super) fn slot(&mut self, name: &str) -> Option<&mut Option<String>> {
+        Some(match name {
+            "specversion" => &mut self.specversion,
+            "id" => &mut self.id,
+            "source" => &mut self.source,
+            "type" => &mut self.kind,
+            "botid" => &mut self.botid,
+            "subject" => &mut self.subject,
+            "time" => &mut self.time,
+            "expirytime" => &mut self.expirytime,
+            _ => return None,
+        })
+    }
+
     pub(super) fn into_event(self) -> Result<Event, EventError> {
         let specversion = required("specversion", self.specversion)?;
         if specversion != "1.0" {
@@ -52,10 +67,7 @@ impl Fields {
             data: self.data,
             extensions: self.extensions,
         };
-        if event.extensions.len() > EXTENSIONS_MAX {
-            let why = format!("there are more than {EXTENSIONS_MAX} extension attributes");
-            return Err(attribute("extensions", why));
-        }
+        check_count(event.extensions.len())?;
         if let Some(name) = event.extensions.keys().find(|name| name.len() > ATTRIBUTE_MAX_BYTES) {
             let why = format!("its name has more than {ATTRIBUTE_MAX_BYTES} bytes");
             return Err(attribute(name.chars().take(32).collect::<String>(), why));
@@ -64,7 +76,15 @@ impl Fields {
     }
 }
 
-fn attribute(name: impl Into<String>, why: String) -> EventError {
+pub(super) fn check_count(extensions: usize) -> Result<(), EventError> {
+    if extensions <= EXTENSIONS_MAX {
+        return Ok(());
+    }
+    let why = format!("there are more than {EXTENSIONS_MAX} extension attributes");
+    Err(attribute("extensions", why))
+}
+
+pub(super) fn attribute(name: impl Into<String>, why: String) -> EventError {
     EventError::Attribute { name: name.into(), why }
 }
 
@@ -177,24 +197,14 @@ impl<'de, D: DataForm> Visitor<'de> for WireVisitor<D> {
             de::Error::custom(format_args!("{name:?}: {error}"))
         };
         while let Some(Name(name)) = map.next_key::<Name>()? {
-            let slot = match &*name {
-                "specversion" => &mut fields.specversion,
-                "id" => &mut fields.id,
-                "source" => &mut fields.source,
-                "type" => &mut fields.kind,
-                "botid" => &mut fields.botid,
-                "subject" => &mut fields.subject,
-                "time" => &mut fields.time,
-                "expirytime" => &mut fields.expirytime,
-                "data" => {
-                    fields.data = map.next_value::<Option<D>>()?.map(D::into_raw).transpose()?;
-                    continue;
-                }
-                _ => {
-                    let value = map.next_value()?;
-                    fields.extensions.insert(name.into_owned(), value);
-                    continue;
-                }
+            if name == "data" {
+                fields.data = map.next_value::<Option<D>>()?.map(D::into_raw).transpose()?;
+                continue;
+            }
+            let Some(slot) = fields.slot(&name) else {
+                let value = map.next_value()?;
+                fields.extensions.insert(name.into_owned(), value);
+                continue;
             };
             let value = map.next_value::<Option<String>>().map_err(|error| named(&name, error))?;
             if slot.is_some() {
