@@ -3,12 +3,12 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use rdkafka::Offset as KafkaOffset;
 use rdkafka::TopicPartitionList;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::types::RDKafkaErrorCode as Code;
-use rdkafka::Offset as KafkaOffset;
 
 use super::context::Context;
 use super::position::{Committed, Ends};
@@ -116,7 +116,9 @@ impl Asker {
                 let name: Arc<str> = Arc::from(topic.as_str());
                 let numbers = numbers(consumer, topic, deadline)?;
                 partitions.extend(
-                    numbers.into_iter().map(|number| Partition { topic: Arc::clone(&name), number }),
+                    numbers
+                        .into_iter()
+                        .map(|number| Partition { topic: Arc::clone(&name), number }),
                 );
             }
             Ok(partitions)
@@ -186,15 +188,18 @@ impl Asker {
             let asked = list(&[partition], KafkaOffset::Offset(time))?;
             let found = consumer.offsets_for_times(asked, deadline.left())?;
             let found = found.elements();
-            Ok(found.iter().all(|element| {
-                element.error().is_ok() && element.offset() == KafkaOffset::End
-            }))
+            Ok(found
+                .iter()
+                .all(|element| element.error().is_ok() && element.offset() == KafkaOffset::End))
         })
         .await
     }
 
     /// Commits without waiting: (partition, next entry, metadata).
-    pub(super) async fn commit(&self, marks: Vec<(Partition, i64, String)>) -> Result<(), BusError> {
+    pub(super) async fn commit(
+        &self,
+        marks: Vec<(Partition, i64, String)>,
+    ) -> Result<(), BusError> {
         self.ask(move |consumer, _| {
             let mut list = TopicPartitionList::with_capacity(marks.len());
             for (Partition { topic, number }, next, metadata) in &marks {

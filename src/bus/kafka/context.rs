@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use rdkafka::ClientContext;
 use rdkafka::TopicPartitionList;
 use rdkafka::client::OAuthToken;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::ConsumerContext;
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::types::RDKafkaErrorCode as Code;
-use rdkafka::ClientContext;
 use serde::Deserialize;
 use tracing::{debug, error, warn};
 

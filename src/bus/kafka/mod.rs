@@ -41,9 +41,7 @@ use self::reading::Reading;
 pub use self::settings::{KafkaLogin, KafkaSettings, KafkaTls, Password};
 pub use self::survey::{KafkaSample, KafkaSurvey, KafkaTopic};
 use super::BusError;
-use super::source::{
-    Fetched, Log, Opened, Outgoing, Progress, Released, Source, Standing,
-};
+use super::source::{Fetched, Log, Opened, Outgoing, Progress, Released, Source, Standing};
 use crate::clock::{Clock as _, SystemClock, millis};
 use crate::id::Offset;
 
@@ -183,9 +181,7 @@ impl KafkaSource {
         let partitions = asker.partitions(&self.settings.topics).await?;
         let ends = asker.ends(&partitions).await?;
         let starts = match &self.settings.start_group {
-            Some(group) => {
-                self.client(&self.starter, group).await?.committed(&partitions).await?
-            }
+            Some(group) => self.client(&self.starter, group).await?.committed(&partitions).await?,
             None => vec![None; partitions.len()],
         };
         self.read_incarnations(&asker, &partitions).await;
@@ -316,7 +312,7 @@ impl KafkaSource {
             }
         }
         drop(logs);
-        Ok(Box::new(Raw { batches, reserved: self.settings.reserved.as_slice().into() }))
+        Ok(Box::new(Raw { batches, settings: Arc::clone(&self.settings) }))
     }
 
     /// What is to be committed: (partition, next entry, metadata).

@@ -17,18 +17,18 @@ use super::context::Context;
 use super::error::{of_call, words};
 use super::settings::KafkaSettings;
 use crate::bus::BusError;
+use crate::bus::record::{Binding, Encoded, Mode, encode};
 use crate::bus::source::Outgoing;
 
 /// Maximum duration of the first connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(4);
-/// The media type of an event in structured mode.
-const STRUCTURED: &str = "application/cloudevents+json; charset=UTF-8";
 
 /// A connection for publishing. Dropping it ends its threads later, in a thread of its own.
 pub(super) struct Publisher {
     producer: Option<FutureProducer<Context>>,
     context: Context,
     topic: Arc<str>,
+    mode: Mode,
     /// A broker answered since the last failure. If not, ask before anything is sent: then nothing is
     /// sent to a cluster that is away.
     answers: AtomicBool,
@@ -51,6 +51,7 @@ impl Publisher {
             producer: Some(created.map_err(|error| of_call(&context, &error))?),
             context,
             topic: Arc::from(settings.to()),
+            mode: settings.mode,
             answers: AtomicBool::new(false),
             broken: AtomicBool::new(false),
         })
@@ -146,10 +147,12 @@ impl Publisher {
         producer: &FutureProducer<Context>,
         event: &Outgoing<'_>,
     ) -> Result<DeliveryFuture, KafkaError> {
-        let headers = OwnedHeaders::new_with_capacity(1)
-            .insert(Header { key: "content-type", value: Some(STRUCTURED) });
-        let record =
-            FutureRecord::to(&self.topic).key(event.bot).payload(event.json).headers(headers);
+        let Encoded { headers: found, value } = encode(event.json, self.mode, Binding::Kafka);
+        let mut headers = OwnedHeaders::new_with_capacity(found.len());
+        for (name, value) in &found {
+            headers = headers.insert(Header { key: name, value: Some(value.as_str()) });
+        }
+        let record = FutureRecord::to(&self.topic).key(event.bot).payload(&*value).headers(headers);
         producer.send_result(record).map_err(|(error, _)| error)
     }
 
@@ -222,4 +225,3 @@ fn is_certain(error: &KafkaError) -> bool {
         )
     )
 }
-

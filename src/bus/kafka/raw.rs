@@ -1,30 +1,35 @@
 //! Records that were fetched and are not decoded yet, in few allocations.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use metrics::counter;
 use rdkafka::Message as _;
-use rdkafka::message::{BorrowedMessage, Headers as _};
+use rdkafka::message::{BorrowedHeaders, BorrowedMessage, Headers as _};
 
+use super::Partition;
 use super::position::offset;
-use crate::bus::BusError;
+use super::settings::KafkaSettings;
+use crate::bus::record::{Binding, Decoded, Place, RawRecord, decode};
 use crate::bus::source::{Batch, Fetched};
-use crate::bus::{Entry, EntryError, InvalidEntry};
-use crate::event::Event;
+use crate::bus::{BusError, Entry, EntryError, InvalidEntry};
 use crate::id::Offset;
+use crate::metrics::BUS_TOMBSTONES;
 
-/// Maximum number of bytes kept of an unreadable record.
-const RAW_MAX: usize = 64 * 1_024;
+/// Maximum number of bytes kept of a record whose headers cannot be read.
+const RAW_MAX_BYTES: usize = 64 * 1_024;
 
 /// Consecutive records of one partition.
 pub(super) struct RawBatch {
     /// The place of the log in the last `open`.
     pub(super) log: usize,
+    partition: Partition,
     incarnation: u64,
     records: Vec<Record>,
     /// Keys, values and headers, one behind the other.
     bytes: Vec<u8>,
-    /// Names of headers with the ends of names and values in [`Self::bytes`].
-    headers: Vec<(usize, Option<usize>)>,
+    /// The ends of names and values of headers in [`Self::bytes`].
+    headers: Vec<(usize, usize)>,
     pub(super) end: Offset,
     /// The time of the newest record, ms since 1970; 0: not known.
     pub(super) newest_ms: u64,
@@ -34,16 +39,20 @@ pub(super) struct RawBatch {
 /// Ends in [`RawBatch::bytes`]; each part begins where the one before ends.
 struct Record {
     offset: i64,
+    time_ms: u64,
     key: Option<usize>,
     value: Option<usize>,
     /// The end of its headers in [`RawBatch::headers`].
     headers: usize,
+    /// Whether all headers could be read.
+    readable: bool,
 }
 
 impl RawBatch {
-    pub(super) fn new(log: usize, incarnation: u64) -> Self {
+    pub(super) fn new(log: usize, partition: Partition, incarnation: u64) -> Self {
         Self {
             log,
+            partition,
             incarnation,
             records: Vec::new(),
             bytes: Vec::new(),
@@ -64,17 +73,25 @@ impl RawBatch {
         };
         let key = message.key().map(&mut push);
         let value = message.payload().map(&mut push);
-        if let Some(headers) = message.headers() {
-            for header in headers.iter() {
+        let mut readable = true;
+        for at in 0..message.headers().map_or(0, BorrowedHeaders::count) {
+            // The binding panics if a name is not UTF-8, and a producer can write any bytes.
+            let header = catch_unwind(AssertUnwindSafe(|| message.headers()?.try_get(at)));
+            let Ok(header) = header else {
+                readable = false;
+                break;
+            };
+            if let Some(header) = header {
                 let name = push(header.key.as_bytes());
-                self.headers.push((name, header.value.map(&mut push)));
+                self.headers.push((name, push(header.value.unwrap_or_default())));
             }
         }
         let headers = self.headers.len();
-        self.records.push(Record { offset: message.offset(), key, value, headers });
         let time = message.timestamp().to_millis().and_then(|ms| u64::try_from(ms).ok());
-        self.added_ms = time.unwrap_or(0);
-        self.newest_ms = self.newest_ms.max(self.added_ms);
+        let (offset, time_ms) = (message.offset(), time.unwrap_or(0));
+        self.records.push(Record { offset, time_ms, key, value, headers, readable });
+        self.added_ms = time_ms;
+        self.newest_ms = self.newest_ms.max(time_ms);
         self.bytes.len() - start
     }
 
@@ -92,7 +109,7 @@ impl RawBatch {
 /// The answer to one fetch.
 pub(super) struct Raw {
     pub(super) batches: Vec<RawBatch>,
-    pub(super) reserved: Arc<[&'static str]>,
+    pub(super) settings: Arc<KafkaSettings>,
 }
 
 impl Fetched for Raw {
@@ -101,44 +118,54 @@ impl Fetched for Raw {
     }
 
     fn decode(self: Box<Self>) -> Result<Vec<Batch>, BusError> {
-        Ok(self.batches.iter().map(|batch| decoded(batch, &self.reserved)).collect())
+        Ok(self.batches.iter().map(|batch| decoded(batch, &self.settings)).collect())
     }
 }
 
-fn decoded(raw: &RawBatch, reserved: &[&str]) -> Batch {
+fn decoded(raw: &RawBatch, settings: &KafkaSettings) -> Batch {
     let mut entries = Vec::with_capacity(raw.records.len());
-    let (mut at, mut headers_at) = (0, 0);
+    let (mut at, mut header_at, mut tombstones) = (0, 0, 0);
+    let mut headers: Vec<(&str, &[u8])> = Vec::new();
+    let topic = &*raw.partition.topic;
     for record in &raw.records {
-        let mut part = |end: Option<usize>| {
-            end.map(|end| {
-                let part = &raw.bytes[at..end];
-                at = end;
-                part
-            })
+        let mut part = |end: usize| {
+            let part = &raw.bytes[at..end];
+            at = end;
+            part
         };
-        part(record.key);
-        let value = part(record.value);
-        for (name, value) in &raw.headers[headers_at..record.headers] {
-            part(Some(*name));
-            part(*value);
+        let key = record.key.map(&mut part);
+        let value = record.value.map(&mut part);
+        headers.clear();
+        for (name, value) in &raw.headers[header_at..record.headers] {
+            let name = part(*name);
+            headers.push((std::str::from_utf8(name).unwrap_or_default(), part(*value)));
         }
-        headers_at = record.headers;
-        // A tombstone is no event.
-        let Some(value) = value else { continue };
-        let offset = offset(raw.incarnation, record.offset + 1);
-        entries.push(Entry { offset, event: event(value, reserved) });
+        header_at = record.headers;
+        let event = if record.readable {
+            let partition = Some(raw.partition.number);
+            let place = u64::try_from(record.offset).unwrap_or(0);
+            let place = Place { log: topic, partition, offset: place };
+            let (headers, time_ms) = (&*headers, record.time_ms);
+            let record = RawRecord { place, topic, key, headers, value, time_ms };
+            match decode(&record, Binding::Kafka, &settings.mapping, &settings.reserved) {
+                Decoded::Event(event) => Ok(event),
+                Decoded::Invalid(invalid) => Err(invalid),
+                Decoded::Tombstone => {
+                    tombstones += 1;
+                    continue;
+                }
+            }
+        } else {
+            let value = value.unwrap_or_default();
+            let why = "its name is not UTF-8".to_owned();
+            let name = format!("header {}", headers.len() + 1);
+            let raw = value[..value.len().min(RAW_MAX_BYTES)].to_vec();
+            Err(InvalidEntry { error: EntryError::Header { name, why }, raw })
+        };
+        entries.push(Entry { offset: offset(raw.incarnation, record.offset + 1), event });
+    }
+    if tombstones > 0 {
+        counter!(BUS_TOMBSTONES, "topic" => topic.to_owned()).increment(tombstones);
     }
     Batch { log: raw.log, entries, end: raw.end, added_ms: raw.added_ms }
-}
-
-fn event(value: &[u8], reserved: &[&str]) -> Result<Event, InvalidEntry> {
-    match Event::from_json(value) {
-        Ok(event) => {
-            Ok(reserved.iter().fold(event, |event, name| event.with_extension(name, None)))
-        }
-        Err(error) => Err(InvalidEntry {
-            error: EntryError::from(error),
-            raw: value[..value.len().min(RAW_MAX)].to_vec(),
-        }),
-    }
 }

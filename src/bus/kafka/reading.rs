@@ -6,11 +6,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdkafka::{Message as _, Offset as KafkaOffset};
 use rdkafka::TopicPartitionList;
-use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::Consumer as _;
+use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::error::KafkaError;
+use rdkafka::{Message as _, Offset as KafkaOffset};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -42,6 +42,7 @@ pub(super) struct Reading {
 
 struct Part {
     queue: PartitionQueue<Context>,
+    partition: Partition,
     name: Arc<str>,
     incarnation: u64,
     /// The offset of the next entry. Entries before it are returned.
@@ -62,7 +63,8 @@ impl Reading {
             return Err(refused(&KafkaError::Canceled));
         };
         let mut assigned = TopicPartitionList::with_capacity(from.len());
-        for (Partition { topic, number }, name, start) in from {
+        for (partition, name, start) in from {
+            let Partition { topic, number } = partition;
             // The queues are split before the assignment. Otherwise entries that arrive first are
             // in the common queue, out of order.
             let mut queue = consumer
@@ -74,7 +76,8 @@ impl Reading {
             let added = assigned.add_partition_offset(topic, *number, at);
             added.map_err(|error| refused(&error))?;
             let (incarnation, next) = (start.incarnation, start.next);
-            parts.push(Part { queue, name: Arc::clone(name), incarnation, next });
+            let (partition, name) = (partition.clone(), Arc::clone(name));
+            parts.push(Part { queue, partition, name, incarnation, next });
         }
         consumer.assign(&assigned).map_err(|error| refused(&error))?;
         shared.serve()?;
@@ -160,8 +163,7 @@ impl Reading {
                     Err(cause) => {
                         let after = offset(part.incarnation, part.next);
                         let context = &self.shared.context;
-                        self.failed =
-                            Some(error::of_partition(context, &cause, &part.name, after));
+                        self.failed = Some(error::of_partition(context, &cause, &part.name, after));
                         return batches;
                     }
                 };
@@ -193,7 +195,7 @@ fn batch<'a>(
     part: &Part,
 ) -> &'a mut RawBatch {
     let at = *place.get_or_insert_with(|| {
-        batches.push(RawBatch::new(log, part.incarnation));
+        batches.push(RawBatch::new(log, part.partition.clone(), part.incarnation));
         batches.len() - 1
     });
     &mut batches[at]

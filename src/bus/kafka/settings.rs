@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
 
+use crate::bus::record::{Mapping, Mode};
+
 /// Maximum size of the entries that are fetched ahead, over all partitions of a source, in KiB.
 const AHEAD_MAX_KIB: usize = 32 * 1_024;
 /// Maximum size of one answer of a broker, in bytes. A larger batch is still read, alone.
@@ -100,6 +102,10 @@ pub struct KafkaSettings {
     /// Maximum size of a request with one event, in bytes. Brokers have a limit of their own, 1 MiB by
     /// default.
     pub message_max_bytes: usize,
+    /// How records that are not CloudEvents become events.
+    pub mapping: Mapping,
+    /// How events are published.
+    pub mode: Mode,
     /// Attributes that events of the bus must not have; they are removed.
     pub reserved: Vec<&'static str>,
 }
@@ -121,6 +127,8 @@ impl KafkaSettings {
             tls: None,
             login: None,
             message_max_bytes: Self::MESSAGE_MAX_BYTES,
+            mapping: Mapping::events_only(name),
+            mode: Mode::Structured,
             reserved: Vec::new(),
         }
     }
@@ -153,12 +161,15 @@ impl KafkaSettings {
             .set("reconnect.backoff.max.ms", "2000")
             .set("topic.metadata.refresh.interval.ms", METADATA_AGE_MS.to_string())
             .set("topic.metadata.propagation.max.ms", "1000")
-            .set("security.protocol", match (&self.tls, &self.login) {
-                (None, None) => "plaintext",
-                (Some(_), None) => "ssl",
-                (None, Some(_)) => "sasl_plaintext",
-                (Some(_), Some(_)) => "sasl_ssl",
-            });
+            .set(
+                "security.protocol",
+                match (&self.tls, &self.login) {
+                    (None, None) => "plaintext",
+                    (Some(_), None) => "ssl",
+                    (None, Some(_)) => "sasl_plaintext",
+                    (Some(_), Some(_)) => "sasl_ssl",
+                },
+            );
         if let Some(tls) = &self.tls {
             match &tls.ca_file {
                 Some(file) => config.set("ssl.ca.location", file.to_string_lossy()),
@@ -297,8 +308,7 @@ mod tests {
 
     #[test]
     fn an_unknown_broker_address_is_no_reason_to_fail_at_start() {
-        let settings =
-            KafkaSettings { message_max_bytes: 1, ..settings() };
+        let settings = KafkaSettings { message_max_bytes: 1, ..settings() };
         let error = settings.check().unwrap_err();
         assert!(error.contains("message.max.bytes"), "{error}");
     }

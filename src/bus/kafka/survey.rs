@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use rdkafka::admin::{AdminClient, AdminOptions, ConfigResource, ResourceSpecifier};
 use rdkafka::consumer::Consumer as _;
 
+use super::asker::ANSWER_WITHIN;
 use super::context::Context;
 use super::position::Start;
+use super::raw::Raw;
 use super::reading::Reading;
 use super::{KafkaSource, Partition, blocking};
 use crate::bus::BusError;
 use crate::bus::source::Fetched as _;
-use super::asker::ANSWER_WITHIN;
-use super::raw::Raw;
 
 /// Number of records in the sample of a topic.
 const SAMPLE: i64 = 200;
@@ -196,7 +196,7 @@ impl KafkaSource {
                 sample.without_key += batch.without_key();
                 sample.tombstones += batch.tombstones();
             }
-            let raw = Raw { batches, reserved: Arc::from([]) };
+            let raw = Raw { batches, settings: Arc::clone(&self.settings) };
             sample.records += raw.len();
             for batch in Box::new(raw).decode()? {
                 sample.invalid += batch.entries.iter().filter(|entry| entry.event.is_err()).count();

@@ -1,3 +1,5 @@
 //! Buses beside Redis Streams, with the servers that `.ci/setup test` installs.
 
 mod engines;
+#[cfg(feature = "kafka")]
+mod kafka;

@@ -204,3 +204,21 @@ impl Drop for KafkaBroker {
 pub(crate) fn patient() -> AdminOptions {
     AdminOptions::new().request_timeout(Some(PATIENCE)).operation_timeout(Some(PATIENCE))
 }
+
+/// What a broker cannot serve correctly, and why. Each list has at least one broker, so every promise
+/// is shown.
+pub(crate) mod known {
+    use super::Engine::{self, Noida, Tansu};
+
+    /// Brokers that can delete records. Tansu answers every fetch before the first record as if the
+    /// log began there.
+    pub(crate) const WITH_DELETED_RECORDS: [Engine; 1] = [Noida];
+    /// Brokers whose topics can be deleted and made anew.
+    pub(crate) const WITH_DELETED_TOPICS: [Engine; 2] = [Noida, Tansu];
+    /// Brokers that keep committed offsets with their texts.
+    pub(crate) const WITH_COMMITS: [Engine; 2] = [Noida, Tansu];
+    /// Brokers whose topics can get further partitions.
+    pub(crate) const WITH_NEW_PARTITIONS: [Engine; 2] = [Noida, Tansu];
+    /// Brokers with transactions.
+    pub(crate) const WITH_TRANSACTIONS: [Engine; 2] = [Noida, Tansu];
+}
