@@ -36,10 +36,11 @@ fn committed(broker: &KafkaBroker, group: &str) -> Option<(i64, String)> {
 fn commit(broker: &KafkaBroker, group: &str, offset: i64, metadata: &str) {
     let consumer: BaseConsumer = broker.config().set("group.id", group).create().unwrap();
     let mut list = TopicPartitionList::new();
-    let mut element = list.add_partition("events", 0);
-    element.set_offset(KafkaOffset::Offset(offset)).unwrap();
-    element.set_metadata(metadata);
-    drop(element);
+    {
+        let mut element = list.add_partition("events", 0);
+        element.set_offset(KafkaOffset::Offset(offset)).unwrap();
+        element.set_metadata(metadata);
+    }
     consumer.commit(&list, rdkafka::consumer::CommitMode::Sync).unwrap();
 }
 
@@ -73,10 +74,10 @@ async fn every_event_is_read_once_and_each_bot_in_order_over_all_partitions() {
         let bots: Vec<_> = (0..50).map(|bot| format!("bot-{bot}")).collect();
         let ids: Vec<_> = (0..40).map(|id| format!("{id:03}")).collect();
         for ids in ids.chunks(10) {
-            let pairs = |id: &'_ String| bots.iter().map(move |bot| (bot.clone(), id.clone()));
-            let events: Vec<(String, String)> = ids.iter().flat_map(pairs).collect();
-            let events: Vec<_> =
-                events.iter().map(|(bot, id)| (bot.as_str(), format!("{bot} {id}"))).collect();
+            let mut events = Vec::new();
+            for id in ids {
+                events.extend(bots.iter().map(|bot| (bot.as_str(), format!("{bot} {id}"))));
+            }
             let events: Vec<_> = events.iter().map(|(bot, id)| (*bot, id.as_str())).collect();
             rig.publish(&events).await.unwrap();
         }
