@@ -11,6 +11,11 @@
 
 # This image has the C compiler that builds TLS (ring) and the allocator.
 FROM rust:1.95.0-slim-trixie AS build
+# The client of Kafka is built from C and C++, with OpenSSL.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends g++ make pkg-config libssl-dev \
+    && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 # Copies only the sources of the binary, so that other changes cause no new build.
 COPY Cargo.toml Cargo.lock ./
@@ -26,14 +31,15 @@ ARG FAIRLANE_COMMIT=unknown
 # copied out of them. Only one build at a time can use `target`.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target,sharing=locked \
-    cargo build --release --locked --bin fairlane \
+    cargo build --release --locked --features nats,kafka --bin fairlane \
     && cp target/release/fairlane /usr/local/bin/fairlane
 
 FROM debian:13.6-slim
-# The newest certificates of the authorities that sign rediss:// and https:// targets.
+# The newest certificates of the authorities that sign rediss:// and https:// targets, and OpenSSL of the
+# release of Debian that the program was built on.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends ca-certificates \
+    && apt-get install -y --no-install-recommends ca-certificates libssl3t64 \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --system --no-log-init --uid 10001 --user-group --shell /usr/sbin/nologin \
        --create-home --home-dir /var/lib/fairlane fairlane \

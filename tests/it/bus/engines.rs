@@ -54,7 +54,7 @@ async fn all(server: &NatsServer) -> Vec<(u64, String)> {
 
 #[tokio::test]
 async fn nats_gives_back_in_order_what_was_published() {
-    for access in [Access::Open, Access::User, Access::Token] {
+    for access in [Access::Open, Access::User, Access::Token, Access::Nkey, Access::Creds] {
         let server = NatsServer::start(Options { access, ..Options::default() });
         stream(&server).await;
         publish(&server, &["a", "b", "c"]).await;
@@ -96,6 +96,19 @@ async fn nats_speaks_tls_and_asks_for_certificates() {
         assert_eq!(all(&server).await.len(), 1);
         let untrusted = async_nats::connect(server.url()).await;
         assert!(untrusted.is_err(), "{tls:?}: a client without the authority connects");
+        let ca = server.papers().path("ca");
+        let unknown = async_nats::ConnectOptions::new().add_root_certificates(ca);
+        let connects = unknown.connect(server.url()).await.is_ok();
+        assert_eq!(connects, tls == Tls::On, "{tls:?}: a client without a certificate");
+    }
+}
+
+#[tokio::test]
+async fn nats_refuses_clients_without_credentials() {
+    for access in [Access::User, Access::Token, Access::Nkey, Access::Creds] {
+        let server = NatsServer::start(Options { access, ..Options::default() });
+        let refused = async_nats::connect(server.url()).await;
+        assert!(refused.is_err(), "{access:?}");
     }
 }
 
@@ -129,7 +142,7 @@ async fn a_frozen_nats_server_answers_when_it_thaws() {
     eventually(LONG, "it answers", async || publish().await.is_ok()).await;
 }
 
-/// Sends the values to partition 0.
+/// Sends the values to partition 0, in one batch for each.
 pub(super) async fn produce(broker: &KafkaBroker, topic: &str, values: &[&str]) {
     let producer: FutureProducer = broker.config().set("acks", "all").create().unwrap();
     for value in values {
@@ -195,6 +208,11 @@ async fn a_restarted_broker_is_found_at_the_same_address() {
         let mut broker = KafkaBroker::start(engine);
         broker.create_topic("events", 1).await;
         produce(&broker, "events", &["a"]).await;
+        if engine == Engine::Noida {
+            broker.stop();
+        } else {
+            broker.kill9();
+        }
         broker.restart();
         if engine == Engine::Tansu {
             broker.create_topic("events", 1).await;
@@ -206,9 +224,19 @@ async fn a_restarted_broker_is_found_at_the_same_address() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tansu_speaks_tls() {
-    let broker = KafkaBroker::encrypted();
-    broker.create_topic("events", 1).await;
-    produce(&broker, "events", &["a"]).await;
-    assert_eq!(read(&consumer(&broker, "events", Offset::Offset(0)), 1), numbered(&["a"]));
+async fn a_broker_behind_tls_asks_for_certificates() {
+    for mutual in [false, true] {
+        let broker = KafkaBroker::encrypted(mutual);
+        broker.create_topic("events", 1).await;
+        produce(&broker, "events", &["a"]).await;
+        let reader = consumer(&broker, "events", Offset::Offset(0));
+        assert_eq!(read(&reader, 1), numbered(&["a"]));
+        let mut unknown = rdkafka::ClientConfig::new();
+        unknown.set("bootstrap.servers", broker.brokers()).set("security.protocol", "ssl");
+        unknown.set("ssl.ca.location", broker.papers().path("ca").display().to_string());
+        let unknown: BaseConsumer = unknown.create().unwrap();
+        let patience = if mutual { Duration::from_secs(2) } else { PATIENCE };
+        let connects = unknown.fetch_metadata(Some("events"), patience).is_ok();
+        assert_eq!(connects, !mutual, "a client without a certificate");
+    }
 }

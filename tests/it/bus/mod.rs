@@ -1,5 +1,6 @@
 //! Buses beside Redis Streams, with the servers that `.ci/setup test` installs.
 
+mod brokers;
 mod engines;
 #[cfg(feature = "kafka")]
 mod kafka;

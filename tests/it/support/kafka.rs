@@ -1,9 +1,41 @@
 //! A broker of Kafka's protocol for one test. It can be killed and frozen. `.ci/setup test` installs
 //! two: no package of Apache Kafka itself exists that could be installed the same way.
+//!
+//! Neither is a Kafka, so a promise holds only if it holds with both, or with the one that is right
+//! in that matter. `bus::brokers` asserts each line of this table.
+//!
+//! | a reader needs | `noida-db` 0.2.3 | Tansu 0.6 |
+//! |---|---|---|
+//! | the first and the end offset | right | the end is wrong: the first offset of the last batch + 1 |
+//! | the end while a transaction is open | right: its begin | wrong: both are 0 |
+//! | an error for an offset out of range | right | none: the client waits forever |
+//! | a read from the middle of a batch | right | right |
+//! | the offset for a time | right | wrong: always 0 |
+//! | commit and read offsets of a group, without members | right | right, without the metadata |
+//! | members of a group (`subscribe`) | right | not within 10 s |
+//! | transactions: markers occupy offsets | right | right |
+//! | hides what an aborted transaction wrote | right | wrong: shows it |
+//! | idempotent producers | right | right |
+//! | deletes records (`DeleteRecords`) | right | no: closes the connection |
+//! | adds partitions (`CreatePartitions`) | right | no |
+//! | topic ids | wrong: all are zero | right: a new one for a topic made anew |
+//! | a topic made anew begins at 0 | right | right |
+//! | creates unknown topics when asked for them | yes, as Kafka by default | yes |
+//! | headers, also without a value and repeated | right | right |
+//! | null values beside empty ones, null keys | right | right |
+//! | gzip, snappy, lz4 and zstd | right | right |
+//! | the settings of a topic | right | only those that were set |
+//! | the settings of a broker | 3 of them | none |
+//! | refuses records that are too large | right: 1 MB | no |
+//! | the id of the cluster | the same for every installation | `tansu_cluster` |
+//! | leader epochs | none: always 0 | none: always 0 |
+//! | TLS | no | no: a proxy in front speaks it |
+//! | SASL | PLAIN, with any password | none: with `--authentication` it refuses everybody |
+//! | keeps data when it is killed | what is older than about 1 s | nothing |
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -16,6 +48,7 @@ use tempfile::TempDir;
 use super::papers::Papers;
 use super::process::{bus_program, signal};
 use super::redis::free_port;
+use super::wait::holds_within;
 
 /// Of requests of the tests. Long, because they may keep the machine busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,7 +56,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The two brokers. What a reader relies on must hold with both, or be known as a fault of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Engine {
-    /// `noida-db`, on disk.
+    /// `noida-db`, on disk. It writes its data once a second.
     Noida,
     /// Tansu, in memory: a restart loses everything.
     Tansu,
@@ -37,8 +70,7 @@ pub(crate) const ENGINES: [Engine; 2] = [Engine::Noida, Engine::Tansu];
 pub(crate) struct KafkaBroker {
     engine: Engine,
     directory: TempDir,
-    /// With TLS. Only Tansu has it.
-    papers: Option<Papers>,
+    tls: Option<Front>,
     port: u16,
     child: Option<Child>,
 }
@@ -49,20 +81,24 @@ impl KafkaBroker {
         Self::start_with(engine, None)
     }
 
-    /// Starts Tansu with TLS on its only port.
-    pub(crate) fn encrypted() -> Self {
-        Self::start_with(Engine::Tansu, Some(Papers::new()))
+    /// Starts Tansu behind a proxy that speaks TLS, and that requires a certificate of the client
+    /// if `mutual`.
+    pub(crate) fn encrypted(mutual: bool) -> Self {
+        Self::start_with(Engine::Tansu, Some(Front::reserve(mutual)))
     }
 
-    fn start_with(engine: Engine, papers: Option<Papers>) -> Self {
+    fn start_with(engine: Engine, tls: Option<Front>) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let mut broker = Self { engine, directory, papers, port: 0, child: None };
+        let mut broker = Self { engine, directory, tls, port: 0, child: None };
         // Another process may take the port before the broker does.
         for _ in 0..10 {
             broker.port = free_port();
             match broker.launch() {
                 Ok(child) => {
                     broker.child = Some(child);
+                    if let Some(front) = &mut broker.tls {
+                        front.start(broker.port);
+                    }
                     return broker;
                 }
                 Err(output) if output.contains("in use") => {}
@@ -79,21 +115,26 @@ impl KafkaBroker {
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
+        (Ipv4Addr::LOCALHOST, self.tls.as_ref().map_or(self.port, |front| front.port)).into()
     }
 
     /// The certificates, if TLS is on.
     pub(crate) fn papers(&self) -> &Papers {
-        self.papers.as_ref().expect("started with TLS")
+        &self.tls.as_ref().expect("started with TLS").papers
     }
 
-    /// The configuration of a client: the address and, if TLS is on, the authority.
+    /// The configuration of a client: the address and, if TLS is on, the authority and the
+    /// certificate.
     pub(crate) fn config(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", self.brokers());
-        if let Some(papers) = &self.papers {
-            config.set("security.protocol", "ssl");
-            config.set("ssl.ca.location", papers.path("ca").display().to_string());
+        if let Some(Front { papers, mutual, .. }) = &self.tls {
+            let file = |name| papers.path(name).display().to_string();
+            config.set("security.protocol", "ssl").set("ssl.ca.location", file("ca"));
+            if *mutual {
+                config.set("ssl.certificate.location", file("cert"));
+                config.set("ssl.key.location", file("key"));
+            }
         }
         config
     }
@@ -115,7 +156,14 @@ impl KafkaBroker {
         deleted[0].as_ref().unwrap();
     }
 
-    /// Kills the process, so that it cannot clean up.
+    /// Stops the process, so that it writes its data. [`Engine::Tansu`] has none.
+    pub(crate) fn stop(&mut self) {
+        let mut child = self.child.take().expect("the broker runs");
+        signal(child.id(), "TERM");
+        child.wait().unwrap();
+    }
+
+    /// Kills the process, so that it cannot clean up. [`Engine::Noida`] loses about the last second.
     pub(crate) fn kill9(&mut self) {
         let mut child = self.child.take().expect("the broker runs");
         child.kill().unwrap();
@@ -130,10 +178,10 @@ impl KafkaBroker {
         signal(self.child.as_ref().expect("the broker runs").id(), "CONT");
     }
 
-    /// Restarts on the same directory and port, and kills the broker first if it still runs.
+    /// Restarts on the same directory and port, and stops the broker first if it still runs.
     pub(crate) fn restart(&mut self) {
         if self.child.is_some() {
-            self.kill9();
+            self.stop();
         }
         let child = self.launch();
         self.child = Some(
@@ -143,7 +191,6 @@ impl KafkaBroker {
 
     /// The running broker, or its output if it ended.
     fn launch(&self) -> Result<Child, String> {
-        let address = self.brokers();
         let (mut command, ready) = match self.engine {
             Engine::Noida => {
                 let mut command = Command::new(bus_program("noida-db"));
@@ -154,13 +201,9 @@ impl KafkaBroker {
             }
             Engine::Tansu => {
                 let mut command = Command::new(bus_program("tansu"));
-                command.args(["--listener-url", &format!("tcp://{address}")]);
-                command.args(["--advertised-listener-url", &format!("tcp://{address}")]);
+                command.args(["--listener-url", &format!("tcp://127.0.0.1:{}", self.port)]);
+                command.args(["--advertised-listener-url", &format!("tcp://{}", self.brokers())]);
                 command.args(["--storage-engine", "memory://tansu/"]);
-                if let Some(papers) = &self.papers {
-                    command.arg("--cert").arg(papers.path("cert"));
-                    command.arg("--key").arg(papers.path("key"));
-                }
                 (command, "ready in ")
             }
         };
@@ -187,6 +230,7 @@ impl KafkaBroker {
         Err(output + &fs::read_to_string(log).unwrap_or_default())
     }
 
+    /// The records of [`Engine::Noida`].
     fn data(&self) -> PathBuf {
         self.directory.path().join("data")
     }
@@ -200,25 +244,55 @@ impl Drop for KafkaBroker {
     }
 }
 
+/// A HAProxy that speaks TLS in front of a broker. It ends with the broker.
+#[derive(Debug)]
+struct Front {
+    papers: Papers,
+    mutual: bool,
+    port: u16,
+    child: Option<Child>,
+}
+
+impl Front {
+    /// Chooses the port, because the broker tells it to its clients.
+    fn reserve(mutual: bool) -> Self {
+        Self { papers: Papers::new(), mutual, port: free_port(), child: None }
+    }
+
+    fn start(&mut self, broker: u16) {
+        let read = |name| fs::read_to_string(self.papers.path(name)).unwrap();
+        fs::write(self.papers.path("both"), read("cert") + &read("key")).unwrap();
+        let (both, ca) = (self.papers.path("both"), self.papers.path("ca"));
+        let verify = if self.mutual { "required" } else { "none" };
+        let configuration = format!(
+            "defaults\n  mode tcp\n  timeout connect 60s\n  timeout client 1h\n  timeout server 1h\n\
+             listen tls\n  bind 127.0.0.1:{} ssl crt {} ca-file {} verify {verify}\n  \
+             server broker 127.0.0.1:{broker}\n",
+            self.port,
+            both.display(),
+            ca.display(),
+        );
+        let file = self.papers.path("haproxy");
+        fs::write(&file, configuration).unwrap();
+        let mut haproxy = Command::new("haproxy");
+        haproxy.args(["-db", "-f"]).arg(file).stdin(Stdio::null()).stderr(Stdio::null());
+        let child = haproxy.spawn().expect("run `bash .ci/setup test`, or `make test`, which does");
+        self.child = Some(child);
+        let listens = || TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).is_ok();
+        assert!(holds_within(PATIENCE, listens), "HAProxy does not listen");
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+}
+
 /// Options of requests of [`KafkaBroker::admin`].
 pub(crate) fn patient() -> AdminOptions {
     AdminOptions::new().request_timeout(Some(PATIENCE)).operation_timeout(Some(PATIENCE))
-}
-
-/// What a broker cannot serve correctly, and why. Each list has at least one broker, so every promise
-/// is shown.
-pub(crate) mod known {
-    use super::Engine::{self, Noida, Tansu};
-
-    /// Brokers that can delete records. Tansu answers every fetch before the first record as if the
-    /// log began there.
-    pub(crate) const WITH_DELETED_RECORDS: [Engine; 1] = [Noida];
-    /// Brokers whose topics can be deleted and made anew.
-    pub(crate) const WITH_DELETED_TOPICS: [Engine; 2] = [Noida, Tansu];
-    /// Brokers that keep committed offsets with their texts.
-    pub(crate) const WITH_COMMITS: [Engine; 2] = [Noida, Tansu];
-    /// Brokers whose topics can get further partitions.
-    pub(crate) const WITH_NEW_PARTITIONS: [Engine; 2] = [Noida, Tansu];
-    /// Brokers with transactions.
-    pub(crate) const WITH_TRANSACTIONS: [Engine; 2] = [Noida, Tansu];
 }

@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use async_nats::ConnectOptions;
+use serde::Deserialize;
 use tempfile::TempDir;
 
 use super::papers::Papers;
@@ -18,6 +19,37 @@ use super::redis::free_port;
 pub(crate) const USER: &str = "fairlane";
 pub(crate) const PASSWORD: &str = "only for tests";
 pub(crate) const TOKEN: &str = "only-for-tests";
+
+/// An operator with two accounts, and a user of one of them. They never expire. Nothing but tests
+/// knows them, so their seed may be in the repository.
+const IDENTITIES: &str = include_str!("../fixtures/nats-identities.json");
+
+#[derive(Deserialize)]
+struct Identities {
+    operator: String,
+    account: String,
+    account_jwt: String,
+    system: String,
+    system_jwt: String,
+    user: String,
+    user_seed: String,
+    user_jwt: String,
+}
+
+impl Identities {
+    fn read() -> Self {
+        serde_json::from_str(IDENTITIES).unwrap()
+    }
+
+    /// The content of a credentials file.
+    fn credentials(&self) -> String {
+        let Self { user_jwt, user_seed, .. } = self;
+        format!(
+            "-----BEGIN NATS USER JWT-----\n{user_jwt}\n------END NATS USER JWT------\n\n\
+             -----BEGIN USER NKEY SEED-----\n{user_seed}\n------END USER NKEY SEED------\n"
+        )
+    }
+}
 
 /// The options of a [`NatsServer`].
 #[derive(Debug, Clone, Default)]
@@ -43,6 +75,10 @@ pub(crate) enum Access {
     User,
     /// [`TOKEN`].
     Token,
+    /// The seed [`NatsServer::nkey_seed`].
+    Nkey,
+    /// The file [`NatsServer::creds_file`].
+    Creds,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -101,6 +137,18 @@ impl NatsServer {
         &self.papers
     }
 
+    /// The seed of the user of [`Access::Nkey`].
+    pub(crate) fn nkey_seed() -> String {
+        Identities::read().user_seed
+    }
+
+    /// The credentials of the user of [`Access::Creds`].
+    pub(crate) fn creds_file(&self) -> PathBuf {
+        let file = self.directory.path().join("user.creds");
+        fs::write(&file, Identities::read().credentials()).unwrap();
+        file
+    }
+
     /// A connection with everything that the server requires, and with long timeouts, because the
     /// test may keep the machine busy. It connects again after a restart.
     pub(crate) async fn client(&self) -> async_nats::Client {
@@ -111,6 +159,8 @@ impl NatsServer {
             Access::Open => options,
             Access::User => options.user_and_password(USER.to_owned(), PASSWORD.to_owned()),
             Access::Token => options.token(TOKEN.to_owned()),
+            Access::Nkey => options.nkey(Self::nkey_seed()),
+            Access::Creds => options.credentials_file(self.creds_file()).await.unwrap(),
         };
         if self.options.tls != Tls::Off {
             options = options.add_root_certificates(self.papers.path("ca"));
@@ -173,6 +223,17 @@ impl NatsServer {
                 format!("authorization {{ user: \"{USER}\", password: \"{PASSWORD}\" }}")
             }
             Access::Token => format!("authorization {{ token: \"{TOKEN}\" }}"),
+            Access::Nkey => {
+                format!("authorization {{ users: [ {{ nkey: {} }} ] }}", Identities::read().user)
+            }
+            Access::Creds => {
+                let Identities { operator, account, account_jwt, system, system_jwt, .. } =
+                    Identities::read();
+                format!(
+                    "operator: {operator}\nresolver: MEMORY\nsystem_account: {system}\n\
+                     resolver_preload {{ {account}: {account_jwt}, {system}: {system_jwt} }}"
+                )
+            }
         };
         let file = |name| self.papers.file(name);
         let tls = match tls {
@@ -185,16 +246,15 @@ impl NatsServer {
                 *tls == Tls::Mutual,
             ),
         };
-        let mut jetstream = format!("store_dir: \"{}\"", self.store().display());
-        if *max_file_store != 0 {
-            jetstream += &format!(", max_file_store: {max_file_store}");
-        }
-        if *sync_always {
-            jetstream += ", sync_interval: always";
-        }
+        let store = self.store().display().to_string();
+        let bound = match max_file_store {
+            0 => String::new(),
+            bytes => format!(", max_file_store: {bytes}"),
+        };
+        let sync = if *sync_always { ", sync_interval: always" } else { "" };
         let port = self.port;
         format!(
-            "host: \"127.0.0.1\"\nport: {port}\nserver_name: test\njetstream {{ {jetstream} }}\n\
+            "host: \"127.0.0.1\"\nport: {port}\nserver_name: test\njetstream {{ store_dir: \"{store}\"{bound}{sync} }}\n\
              {access}\n{tls}\n{more}\n"
         )
     }
