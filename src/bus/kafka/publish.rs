@@ -110,7 +110,9 @@ impl Publisher {
             self.context.answered();
             return Ok(stored);
         };
-        if producer.client().fatal_error().is_some() {
+        // The numbers of what is not confirmed are lost with a topic that is made anew, or with a
+        // broker that forgets. The library goes on with the next number, which such a broker refuses.
+        if maybe_stored || producer.client().fatal_error().is_some() {
             self.broken.store(true, Ordering::Relaxed);
         }
         self.answers.store(false, Ordering::Relaxed);

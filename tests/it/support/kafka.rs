@@ -230,6 +230,32 @@ impl KafkaBroker {
         Err(output + &fs::read_to_string(log).unwrap_or_default())
     }
 
+    /// Replaces bytes in the files of the broker, as a faulty disk would. Kills it first.
+    pub(crate) fn corrupt(&mut self, from: &[u8], to: &[u8]) {
+        assert_eq!(from.len(), to.len());
+        self.kill9();
+        let mut directories = vec![self.data()];
+        let mut replaced = 0;
+        while let Some(directory) = directories.pop() {
+            for entry in fs::read_dir(directory).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    directories.push(path);
+                    continue;
+                }
+                let mut bytes = fs::read(&path).unwrap();
+                let found = bytes.windows(from.len()).position(|window| window == from);
+                if let Some(at) = found {
+                    bytes[at..at + to.len()].copy_from_slice(to);
+                    fs::write(path, bytes).unwrap();
+                    replaced += 1;
+                }
+            }
+        }
+        assert!(replaced > 0, "the bytes are in no file");
+        self.restart();
+    }
+
     /// The records of [`Engine::Noida`].
     fn data(&self) -> PathBuf {
         self.directory.path().join("data")

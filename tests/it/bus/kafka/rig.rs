@@ -156,13 +156,15 @@ impl Rig {
         let started = Instant::now();
         let names = self.open.clone();
         loop {
-            let logs = self.source.logs().await.unwrap_or_default();
+            let logs = self.source.logs().await;
+            let told = format!("{logs:?}");
+            let logs = logs.unwrap_or_default();
             let of = |name: &Arc<str>| logs.iter().find(|log| log.name == *name).cloned();
             let logs: Vec<_> = names.iter().filter_map(of).collect();
             if logs.len() == names.len() && self.open(&logs).await.is_ok() {
                 return;
             }
-            assert!(started.elapsed() < 4 * LONG, "the logs cannot be opened");
+            assert!(started.elapsed() < 4 * LONG, "the logs cannot be opened: {told}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
