@@ -52,6 +52,7 @@ table! {
     BUS_LAG "bus_lag_events" Gauge "Unread entries of a bus stream";
     BUS_GAP "bus_gap_total" Counter "Number of gaps: a bus stream was trimmed beyond the read position, so events are missing";
     BUS_INVALID "bus_invalid_total" Counter "Bus entries that could not be read, kept in fairlane:invalid";
+    BUS_TOMBSTONES "bus_tombstones_total" Counter "Records of Kafka without a value and attributes, which delete a key in a compacted topic: skipped";
     UNMATCHED "unmatched_total" Counter "Events of the bus of a type that no pipeline takes; the first 50 types have their own label, all others are other";
     BUS_TRIMMED "bus_trimmed_total" Counter "Bus entries trimmed after all readers have them";
     FANOUT_COPIES "fanout_copies_total" Counter "Copies of events added to queues";

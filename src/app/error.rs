@@ -1,5 +1,6 @@
 //! Why a process cannot start.
 
+use crate::bus::BusError;
 use crate::config::ConfigError;
 use crate::expression::FilterError;
 use crate::http::{AuthError, BindError};
@@ -17,6 +18,24 @@ pub enum AppError {
     /// The configuration contradicts itself.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The client of a bus does not take its settings.
+    #[error("the source {name:?} of bus.sources cannot be used: {cause}")]
+    Bus {
+        /// The name of the source.
+        name: String,
+        /// The error of its client.
+        cause: BusError,
+    },
+    /// This build lacks the client of a bus.
+    #[error(
+        "the source {name:?} of bus.sources has kind = {kind:?}, which this build does not have; use a package or the image, or build with --features {kind}"
+    )]
+    NoBus {
+        /// The name of the source.
+        name: String,
+        /// Its kind.
+        kind: &'static str,
+    },
     /// A pipeline names a handler that is not registered.
     #[error(
         "pipelines.{pipeline}.handler is {handler:?}, which this program does not have; it has {known}"

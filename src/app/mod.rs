@@ -9,6 +9,7 @@
 //! | `supervise` | supervises the private servers, and stops them |
 
 mod builder;
+pub(crate) mod buses;
 mod control;
 mod error;
 mod export;
@@ -37,6 +38,7 @@ pub use self::control::Control;
 pub use self::error::AppError;
 use self::export::Export;
 use self::register::register;
+use self::buses::{Buses, Published};
 use crate::bus::backlog::Backlog;
 use crate::clock::{SharedClock, SystemClock};
 use crate::config::Config;
@@ -86,6 +88,7 @@ struct Site {
     links: Links,
     /// The events that this process publishes over HTTP and that are not copied yet.
     backlog: Arc<Backlog>,
+    buses: Buses,
     plans: Vec<Plan>,
     signing_key: SigningKey,
     needs: Needs,
@@ -185,8 +188,14 @@ impl App {
         }
         let control = Control::new(config_admission, &routes);
         let (tracer, export) = Export::open(&config, &clock)?;
-        let published = config.bus.published();
-        let backlog = Backlog::new(Arc::clone(&links.prompt), published);
+        let buses = Buses::open(&config.bus, &needs.kinds.reserved(), &clock)?;
+        if let Some(source) = buses.published(&config.bus) {
+            services.offer(Published(source));
+        }
+        let backlog = match config.bus.published_source() {
+            None => Backlog::new(Arc::clone(&links.prompt), Some(config.bus.published())),
+            Some(source) => Backlog::new(Arc::clone(&links.prompt), source.only_log().as_deref()),
+        };
         let site = Site {
             config,
             roles,
@@ -194,6 +203,7 @@ impl App {
             target,
             links,
             backlog,
+            buses,
             plans,
             signing_key,
             needs,

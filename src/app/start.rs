@@ -245,7 +245,7 @@ impl Site {
         shutdown.spawn(sample::run(sampled, link, activity, clock, shutdown.clone()));
         if !routes.is_empty() {
             self.read_bus(
-                &Arc::new(Fanout::new(routes, starts, self.tracer.clone(), Duration::ZERO)),
+                &Arc::new(Fanout::new(routes, starts, self.tracer.clone(), config.bus.dedup)),
                 shutdown,
             );
         }
@@ -276,6 +276,17 @@ impl Site {
             };
             shutdown.spawn(reader::run(reading, shutdown.clone()));
         }
+        for (settings, source) in self.buses.with(&config.bus) {
+            let is_published = config.bus.published() == settings.name;
+            let reading = Reading {
+                source: Arc::clone(source),
+                fanout: Arc::clone(fanout),
+                link: Arc::clone(&links.ingest),
+                clock: Arc::clone(clock),
+                backlog: is_published.then(|| Arc::clone(&self.backlog)),
+            };
+            shutdown.spawn(reader::run(reading, shutdown.clone()));
+        }
     }
 
     /// All buses, to ask for their logs.
@@ -283,11 +294,16 @@ impl Site {
         let stream = |name: &String| {
             Arc::new(RedisStream::new(name, Arc::clone(link), Arc::clone(link))) as Arc<dyn Source>
         };
-        self.config.bus.streams.iter().map(stream).collect()
+        let others = self.buses.with(&self.config.bus).map(|(_, source)| Arc::clone(source));
+        self.config.bus.streams.iter().map(stream).chain(others).collect()
     }
 
     /// The bus that events are published to.
     fn published(&self, link: &Arc<Link>) -> Arc<dyn Source> {
-        Arc::new(RedisStream::new(self.config.bus.published(), Arc::clone(link), Arc::clone(link)))
+        let Self { config, buses, .. } = self;
+        buses.published(&config.bus).unwrap_or_else(|| {
+            let (reading, adding) = (Arc::clone(link), Arc::clone(link));
+            Arc::new(RedisStream::new(config.bus.published(), reading, adding))
+        })
     }
 }

@@ -49,8 +49,8 @@ const SWEEP: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Backlog {
     link: Arc<Link>,
-    /// The key with the read position of the stream.
-    key: String,
+    /// The key with the read position of the stream. `None`: there are several, and nothing is bounded.
+    key: Option<String>,
     copied: watch::Sender<Offset>,
     senders: Mutex<Senders>,
     /// When Redis was asked last.
@@ -83,6 +83,9 @@ impl Entering<'_> {
     /// The events are on the bus, the last of them at `last`.
     pub(crate) fn added(mut self, last: Offset) {
         let parts = std::mem::take(&mut self.parts);
+        if parts.is_empty() {
+            return;
+        }
         let copied = *self.backlog.copied.borrow();
         self.backlog.senders().added(&parts, last, copied, Instant::now());
     }
@@ -97,9 +100,9 @@ impl Drop for Entering<'_> {
 }
 
 impl Backlog {
-    /// The backlog of `stream`.
-    pub(crate) fn new(link: Arc<Link>, stream: &str) -> Arc<Self> {
-        let key = keys::read(link.prefix(), stream);
+    /// The backlog of `stream`. `None`: all requests pass.
+    pub(crate) fn new(link: Arc<Link>, stream: Option<&str>) -> Arc<Self> {
+        let key = stream.map(|stream| keys::read(link.prefix(), stream));
         let (copied, senders) = (watch::Sender::default(), Mutex::default());
         Arc::new(Self {
             link,
@@ -141,6 +144,9 @@ impl Backlog {
     /// The request gives up its place.
     pub(crate) async fn enter(&self, parts: Vec<Part>) -> Result<Entering<'_>, Exceeded> {
         let began = Instant::now();
+        if self.key.is_none() {
+            return Ok(Entering { backlog: self, parts: Vec::new(), waited: Duration::ZERO });
+        }
         let mut copied = self.copied.subscribe();
         let mut waiting = None;
         loop {
@@ -185,7 +191,8 @@ impl Backlog {
 
     /// How far the reader says that the stream is copied.
     async fn told(&self) -> Result<Option<Offset>, RedisError> {
-        let command = redis::Cmd::hmget(&self.key, &["copied"]);
+        let Some(key) = &self.key else { return Ok(None) };
+        let command = redis::Cmd::hmget(key, &["copied"]);
         let value = self.link.command("HMGET", command).await?;
         let misread = |error| self.link.misread("HMGET", error);
         let text = Reply::new(value).map_err(misread)?.text().map_err(misread)?;

@@ -42,6 +42,16 @@ pub enum BusError {
         /// The error of the client.
         cause: String,
     },
+    /// The next entries are gone, or the log was made anew: opening it again tells what is lost.
+    #[error("{log} no longer continues behind {after}: {cause}")]
+    Moved {
+        /// The log.
+        log: String,
+        /// The last entry that was read.
+        after: Offset,
+        /// The error of the client.
+        cause: String,
+    },
     /// Entries that the client cannot read, for example a batch in an unknown compression.
     #[error(
         "the entries of {log} after {after} cannot be read: {cause}; `fairlane bus skip` passes over them"
@@ -78,7 +88,10 @@ impl BusError {
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Redis(error) => error.is_passing(),
-            Self::Connect { .. } | Self::Unknown { .. } | Self::Partly { .. } => true,
+            Self::Connect { .. }
+            | Self::Unknown { .. }
+            | Self::Partly { .. }
+            | Self::Moved { .. } => true,
             Self::Refused { .. } | Self::Unreadable { .. } => false,
         }
     }

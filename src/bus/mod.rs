@@ -9,6 +9,8 @@ mod aside;
 pub(crate) mod backlog;
 mod error;
 mod gap;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 #[cfg(feature = "nats")]
 pub mod nats;
 mod publish;

@@ -50,6 +50,8 @@ const SETTLED: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct NatsSource {
     link: Link,
+    /// `nats:NAME`.
+    name: String,
     log: Arc<str>,
     clock: Clock,
     metrics: BusMetrics,
@@ -117,6 +119,7 @@ impl NatsSource {
         Self {
             metrics: BusMetrics::new(&log),
             log: log.into(),
+            name: format!("nats:{}", settings.name),
             link: Link::new(Arc::new(settings)),
             clock: Clock(clock),
             reading: Mutex::default(),
@@ -331,6 +334,10 @@ impl NatsSource {
 }
 
 impl Source for NatsSource {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
     fn logs(&self) -> BoxFuture<'_, Result<Vec<Log>, BusError>> {
         self.tell_logs().boxed()
     }

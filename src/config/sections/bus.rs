@@ -71,6 +71,15 @@ impl SourceConfig {
     pub fn log_prefix(&self) -> String {
         format!("{}:{}/", self.kind.as_str(), self.name)
     }
+
+    /// The name of its log, if it has exactly one.
+    #[must_use]
+    pub fn only_log(&self) -> Option<String> {
+        match &self.kind {
+            SourceKind::Nats(nats) => Some(format!("{}{}", self.log_prefix(), nats.stream)),
+            SourceKind::Kafka(_) => None,
+        }
+    }
 }
 
 /// The kind of a source, with the settings that only this kind has.

@@ -2,4 +2,7 @@
 
 mod brokers;
 mod engines;
+#[cfg(feature = "kafka")]
+mod kafka;
+#[cfg(feature = "nats")]
 mod nats;

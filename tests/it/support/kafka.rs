@@ -71,6 +71,8 @@ pub(crate) struct KafkaBroker {
     engine: Engine,
     directory: TempDir,
     tls: Option<Front>,
+    /// The port that it tells its clients, if not its own.
+    told: Option<u16>,
     port: u16,
     child: Option<Child>,
 }
@@ -78,18 +80,29 @@ pub(crate) struct KafkaBroker {
 impl KafkaBroker {
     /// Starts a broker and returns once it answers.
     pub(crate) fn start(engine: Engine) -> Self {
-        Self::start_with(engine, None)
+        Self::start_with(engine, None, None)
+    }
+
+    /// Starts Tansu, which sends its clients to this port. The test forwards it to
+    /// [`Self::own_address`].
+    pub(crate) fn start_behind(port: u16) -> Self {
+        Self::start_with(Engine::Tansu, None, Some(port))
+    }
+
+    /// Where it listens.
+    pub(crate) fn own_address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
     /// Starts Tansu behind a proxy that speaks TLS, and that requires a certificate of the client
     /// if `mutual`.
     pub(crate) fn encrypted(mutual: bool) -> Self {
-        Self::start_with(Engine::Tansu, Some(Front::reserve(mutual)))
+        Self::start_with(Engine::Tansu, Some(Front::reserve(mutual)), None)
     }
 
-    fn start_with(engine: Engine, tls: Option<Front>) -> Self {
+    fn start_with(engine: Engine, tls: Option<Front>, told: Option<u16>) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let mut broker = Self { engine, directory, tls, port: 0, child: None };
+        let mut broker = Self { engine, directory, tls, told, port: 0, child: None };
         // Another process may take the port before the broker does.
         for _ in 0..10 {
             broker.port = free_port();
@@ -115,7 +128,8 @@ impl KafkaBroker {
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.tls.as_ref().map_or(self.port, |front| front.port)).into()
+        let told = self.told.unwrap_or(self.port);
+        (Ipv4Addr::LOCALHOST, self.tls.as_ref().map_or(told, |front| front.port)).into()
     }
 
     /// The certificates, if TLS is on.

@@ -1,0 +1,180 @@
+//! The buses of an instance.
+
+use std::num::NonZeroU8;
+use std::sync::Arc;
+
+use super::AppError;
+use crate::bus::Source;
+#[cfg(feature = "kafka")]
+use crate::bus::kafka::{KafkaLogin, KafkaSettings, KafkaSource, KafkaTls, Password};
+#[cfg(feature = "nats")]
+use crate::bus::nats::{NatsLogin, NatsSettings, NatsSource};
+use crate::bus::record::{self, Mapping, Mode};
+use crate::clock::SharedClock;
+use crate::config::{
+    self, BusConfig, KafkaSection, NatsSection, PublishFormat, SourceConfig, SourceKind, SourceStart,
+};
+
+/// The buses beside Redis, in the order of `bus.sources`. They connect when they are first used.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Buses(Vec<Arc<dyn Source>>);
+
+/// The bus that rules publish to, if it is not in Redis.
+#[derive(Debug, Clone)]
+pub(crate) struct Published(pub(crate) Arc<dyn Source>);
+
+impl Buses {
+    /// The buses of the configuration. Events must not have the attributes `reserved`.
+    ///
+    /// # Errors
+    /// If a client does not take a setting, or this build lacks it.
+    pub(crate) fn open(
+        config: &BusConfig,
+        reserved: &[&'static str],
+        clock: &SharedClock,
+    ) -> Result<Self, AppError> {
+        let open = |source: &SourceConfig| match &source.kind {
+            SourceKind::Nats(nats) => open_nats(source, nats, config, reserved, clock),
+            SourceKind::Kafka(kafka) => open_kafka(source, kafka, reserved),
+        };
+        config.sources.iter().map(open).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// All of them, each with its configuration.
+    pub(crate) fn with<'a>(
+        &'a self,
+        config: &'a BusConfig,
+    ) -> impl Iterator<Item = (&'a SourceConfig, &'a Arc<dyn Source>)> {
+        config.sources.iter().zip(&self.0)
+    }
+
+    /// The one that events are published to; `None`: they are published to Redis.
+    pub(crate) fn published(&self, config: &BusConfig) -> Option<Arc<dyn Source>> {
+        let published = config.published_source()?;
+        let found = self.with(config).find(|(source, _)| source.name == published.name);
+        found.map(|(_, source)| Arc::clone(source))
+    }
+}
+
+#[cfg(feature = "nats")]
+fn open_nats(
+    source: &SourceConfig,
+    nats: &NatsSection,
+    bus: &BusConfig,
+    reserved: &[&'static str],
+    clock: &SharedClock,
+) -> Result<Arc<dyn Source>, AppError> {
+    let text = |hidden: &config::Hidden| hidden.expose().to_owned();
+    let settings = NatsSettings {
+        name: source.name.clone(),
+        servers: nats.servers.clone(),
+        login: match &nats.login {
+            config::NatsLogin::None => NatsLogin::None,
+            config::NatsLogin::User { user, password } => {
+                NatsLogin::User { user: user.clone(), password: text(password) }
+            }
+            config::NatsLogin::Token(token) => NatsLogin::Token(text(token)),
+            config::NatsLogin::Nkey(seed) => NatsLogin::Nkey(text(seed)),
+            config::NatsLogin::Credentials(file) => NatsLogin::Credentials(file.clone()),
+        },
+        ca_file: nats.tls.ca_file.clone(),
+        cert_file: nats.tls.cert_file.clone(),
+        key_file: nats.tls.key_file.clone(),
+        stream: nats.stream.clone(),
+        subjects: nats.subjects.clone(),
+        publish_subject: nats.publish_subject.clone(),
+        mode: mode(source),
+        trim: nats.trim.then_some(bus.retention),
+        group: group(source),
+        mapping: mapping(source),
+        reserved: reserved.to_vec(),
+    };
+    Ok(Arc::new(NatsSource::new(settings, Arc::clone(clock))))
+}
+
+#[cfg(not(feature = "nats"))]
+fn open_nats(
+    source: &SourceConfig,
+    _: &NatsSection,
+    _: &BusConfig,
+    _: &[&'static str],
+    _: &SharedClock,
+) -> Result<Arc<dyn Source>, AppError> {
+    Err(AppError::NoBus { name: source.name.clone(), kind: "nats" })
+}
+
+#[cfg(feature = "kafka")]
+fn open_kafka(
+    source: &SourceConfig,
+    kafka: &KafkaSection,
+    reserved: &[&'static str],
+) -> Result<Arc<dyn Source>, AppError> {
+    let tls = kafka.encrypted.then(|| KafkaTls {
+        ca_file: kafka.tls.ca_file.clone(),
+        client: kafka.tls.cert_file.clone().zip(kafka.tls.key_file.clone()),
+    });
+    let login = kafka.sasl.as_ref().map(|sasl| match sasl {
+        config::Sasl::OauthBearer { token_file } => KafkaLogin::Token(token_file.clone()),
+        config::Sasl::Password { mechanism, username, password } => {
+            let (user, password) = (username.clone(), Password::new(password.expose()));
+            match mechanism {
+                config::SaslMechanism::Plain => KafkaLogin::Plain { user, password },
+                config::SaslMechanism::ScramSha256 => KafkaLogin::ScramSha256 { user, password },
+                config::SaslMechanism::ScramSha512 => KafkaLogin::ScramSha512 { user, password },
+            }
+        }
+    });
+    let settings = KafkaSettings {
+        publish_topic: Some(kafka.publish_topic.clone()),
+        group: kafka.group.clone(),
+        start_group: group(source),
+        tls,
+        login,
+        mapping: mapping(source),
+        mode: mode(source),
+        reserved: reserved.to_vec(),
+        ..KafkaSettings::new(&source.name, kafka.brokers.clone(), kafka.topics.clone())
+    };
+    let open = KafkaSource::new(settings);
+    let open = open.map_err(|cause| AppError::Bus { name: source.name.clone(), cause })?;
+    Ok(Arc::new(open))
+}
+
+#[cfg(not(feature = "kafka"))]
+fn open_kafka(
+    source: &SourceConfig,
+    _: &KafkaSection,
+    _: &[&'static str],
+) -> Result<Arc<dyn Source>, AppError> {
+    Err(AppError::NoBus { name: source.name.clone(), kind: "kafka" })
+}
+
+fn mode(source: &SourceConfig) -> Mode {
+    match source.format {
+        PublishFormat::Structured => Mode::Structured,
+        PublishFormat::Binary => Mode::Binary,
+    }
+}
+
+fn group(source: &SourceConfig) -> Option<String> {
+    match &source.start {
+        SourceStart::Pipeline => None,
+        SourceStart::Group(group) => Some(group.clone()),
+    }
+}
+
+fn mapping(source: &SourceConfig) -> Mapping {
+    let bot = source.bot.as_ref().map(|bot| match bot {
+        config::BotFrom::Key => record::BotFrom::Key,
+        config::BotFrom::Header(name) => record::BotFrom::Header(name.as_str().into()),
+        config::BotFrom::Subject(token) => {
+            record::BotFrom::Token(NonZeroU8::new(*token).unwrap_or(NonZeroU8::MIN))
+        }
+    });
+    let kind = match &source.event_type {
+        config::TypeFrom::Topic => record::TypeFrom::Topic,
+        config::TypeFrom::Header(name) => record::TypeFrom::Header(name.as_str().into()),
+        config::TypeFrom::Fixed(text) => record::TypeFrom::Text(text.as_str().into()),
+    };
+    Mapping { name: source.name.as_str().into(), bot, kind }
+}

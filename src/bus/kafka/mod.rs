@@ -1,0 +1,436 @@
+//! The bus on Apache Kafka, and what speaks its protocol: some topics of one cluster.
+//!
+//! A log is a partition, with the name `kafka:SOURCE/TOPIC/PARTITION`. An offset is (incarnation,
+//! Kafka's offset + 1), see [`position`].
+//!
+//! No consumer group reads: which process reads a partition, and from where, is decided by the reader,
+//! and positions are kept with the data. Offsets are committed only so that tools show the lag.
+//! Records are deleted by Kafka, never by Fairlane.
+//!
+//! Events are published with the bot as the key and Java's default partitioner. Producers that key by
+//! bot in other languages must use it too (librdkafka: `partitioner=murmur2_random`), or the events of
+//! a bot have no order among producers.
+//!
+//! Calls of the client library that wait run in threads for blocking calls, at most four seconds each.
+
+mod asker;
+mod context;
+mod error;
+mod position;
+mod publish;
+mod raw;
+mod reading;
+mod settings;
+mod survey;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
+use tracing::{debug, error, warn};
+
+use self::asker::Asker;
+use self::position::{Committed, Ends, FIRST, Start, is_shorter, next, offset, start};
+use self::publish::Publisher;
+use self::raw::Raw;
+use self::reading::Reading;
+pub use self::settings::{KafkaLogin, KafkaSettings, KafkaTls, Password};
+pub use self::survey::{KafkaSample, KafkaSurvey, KafkaTopic};
+use super::BusError;
+use super::source::{Fetched, Log, Opened, Outgoing, Progress, Released, Source, Standing};
+use crate::clock::{Clock as _, SystemClock, millis};
+use crate::id::Offset;
+
+/// Interval of reading the incarnations that other processes have committed.
+const INCARNATIONS_EVERY: Duration = Duration::from_secs(30);
+/// Offsets are committed again after this time even if they stay: brokers forget them after days.
+const COMMIT_AGAIN: Duration = Duration::from_secs(3_600);
+
+/// A partition of a topic.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Partition {
+    topic: Arc<str>,
+    number: i32,
+}
+
+/// Some topics of one cluster.
+pub struct KafkaSource {
+    settings: Arc<KafkaSettings>,
+    /// Asks and commits; made when it is needed first.
+    asker: Mutex<Option<Asker>>,
+    /// Asks for the offsets of the consumer group where new pipelines start.
+    starter: Mutex<Option<Asker>>,
+    publisher: tokio::sync::Mutex<Option<Arc<Publisher>>>,
+    /// What is open for reading.
+    reading: tokio::sync::Mutex<Option<Reading>>,
+    /// The logs of the last `open`, in its order.
+    logs: Mutex<Vec<OpenLog>>,
+    /// The incarnations above the first one that are known.
+    incarnations: Mutex<HashMap<Partition, u64>>,
+    /// When the incarnations were read last.
+    incarnations_read: Mutex<Option<Instant>>,
+}
+
+struct OpenLog {
+    name: Arc<str>,
+    partition: Partition,
+    incarnation: u64,
+    /// The time of the newest entry read, ms since 1970, at most now; 0: not known.
+    newest_ms: u64,
+    /// What was committed last, and when.
+    committed: Option<(i64, Instant)>,
+}
+
+impl fmt::Debug for KafkaSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaSource").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl KafkaSource {
+    /// A source with these settings. Connects when it is used first.
+    ///
+    /// # Errors
+    /// If a setting is not allowed.
+    pub fn new(settings: KafkaSettings) -> Result<Self, BusError> {
+        settings.check().map_err(|cause| BusError::Refused { bus: settings.bus(), cause })?;
+        Ok(Self {
+            settings: Arc::new(settings),
+            asker: Mutex::default(),
+            starter: Mutex::default(),
+            publisher: tokio::sync::Mutex::default(),
+            reading: tokio::sync::Mutex::default(),
+            logs: Mutex::default(),
+            incarnations: Mutex::default(),
+            incarnations_read: Mutex::default(),
+        })
+    }
+
+    /// The settings.
+    #[must_use]
+    pub fn settings(&self) -> &KafkaSettings {
+        &self.settings
+    }
+
+    fn refused(&self, cause: impl Into<String>) -> BusError {
+        BusError::Refused { bus: self.settings.bus(), cause: cause.into() }
+    }
+
+    fn name(&self, partition: &Partition) -> Arc<str> {
+        let Partition { topic, number } = partition;
+        format!("kafka:{}/{topic}/{number}", self.settings.name).into()
+    }
+
+    fn partition(&self, log: &str) -> Option<Partition> {
+        let rest = log.strip_prefix("kafka:")?.strip_prefix(&*self.settings.name)?;
+        let (topic, number) = rest.strip_prefix('/')?.rsplit_once('/')?;
+        Some(Partition { topic: topic.into(), number: number.parse().ok()? })
+    }
+
+    /// A client that asks, made in a thread where blocking is allowed: it reads certificates.
+    async fn client(&self, slot: &Mutex<Option<Asker>>, group: &str) -> Result<Asker, BusError> {
+        if let Some(asker) = &*lock(slot) {
+            return Ok(asker.clone());
+        }
+        let (settings, group) = (Arc::clone(&self.settings), group.to_owned());
+        let made = blocking(&self.settings, move || Asker::new(&settings, &group)).await?;
+        // Two callers may make one each; the first is kept.
+        Ok(lock(slot).get_or_insert(made).clone())
+    }
+
+    async fn asker(&self) -> Result<Asker, BusError> {
+        self.client(&self.asker, &self.settings.group).await
+    }
+
+    fn incarnation(&self, partition: &Partition) -> u64 {
+        lock(&self.incarnations).get(partition).copied().unwrap_or(FIRST)
+    }
+
+    /// Another process may have found that a topic was made anew.
+    async fn read_incarnations(&self, asker: &Asker, partitions: &[Partition]) {
+        {
+            let mut read = lock(&self.incarnations_read);
+            if read.is_some_and(|read| read.elapsed() < INCARNATIONS_EVERY) {
+                return;
+            }
+            *read = Some(Instant::now());
+        }
+        match asker.committed(partitions).await {
+            Ok(found) => {
+                let mut incarnations = lock(&self.incarnations);
+                for (partition, found) in partitions.iter().zip(found) {
+                    if let Some(found) = found.filter(|found| found.incarnation > FIRST) {
+                        let known = incarnations.entry(partition.clone()).or_default();
+                        *known = found.incarnation.max(*known);
+                    }
+                }
+            }
+            // They matter only for topics that were made anew.
+            Err(error) => {
+                debug!(source = self.settings.name, %error, "cannot read committed offsets");
+            }
+        }
+    }
+
+    async fn all_logs(&self) -> Result<Vec<Log>, BusError> {
+        let asker = self.asker().await?;
+        let partitions = asker.partitions(&self.settings.topics).await?;
+        let ends = asker.ends(&partitions).await?;
+        let starts = match &self.settings.start_group {
+            Some(group) => self.client(&self.starter, group).await?.committed(&partitions).await?,
+            None => vec![None; partitions.len()],
+        };
+        self.read_incarnations(&asker, &partitions).await;
+        let logs = partitions.iter().zip(ends).zip(starts).map(|((partition, ends), start)| {
+            let incarnation = self.incarnation(partition);
+            Log {
+                name: self.name(partition),
+                first: (ends.first < ends.next).then(|| offset(incarnation, ends.first + 1)),
+                last: offset(incarnation, ends.next),
+                start: start.map(|start| offset(incarnation, start.next)),
+            }
+        });
+        Ok(logs.collect())
+    }
+
+    async fn start_reading(&self, from: &[Standing]) -> Result<Vec<Opened>, BusError> {
+        *self.reading.lock().await = None;
+        lock(&self.logs).clear();
+        let partitions: Vec<_> = from
+            .iter()
+            .map(|standing| {
+                let name = &standing.log.name;
+                self.partition(name).ok_or_else(|| self.refused(format!("{name} is no log of it")))
+            })
+            .collect::<Result<_, _>>()?;
+        let asker = self.asker().await?;
+        let ends = asker.ends(&partitions).await?;
+        let mut starts = Vec::with_capacity(from.len());
+        let mut logs = Vec::with_capacity(from.len());
+        for ((standing, partition), ends) in from.iter().zip(&partitions).zip(ends) {
+            let start = self.start(&asker, standing, partition, ends).await?;
+            let name = Arc::clone(&standing.log.name);
+            if start.incarnation > FIRST {
+                lock(&self.incarnations).insert(partition.clone(), start.incarnation);
+            }
+            logs.push(OpenLog {
+                name: Arc::clone(&name),
+                partition: partition.clone(),
+                incarnation: start.incarnation,
+                newest_ms: 0,
+                committed: None,
+            });
+            starts.push((partition.clone(), name, start));
+        }
+        let opened = starts
+            .iter()
+            .map(|(_, _, start)| Opened {
+                at: offset(start.incarnation, start.next),
+                entries: u64::try_from(start.next).unwrap_or(0),
+                lost: start.lost,
+            })
+            .collect();
+        if !starts.is_empty() {
+            let settings = Arc::clone(&self.settings);
+            let made = blocking(&self.settings, move || Reading::new(&settings, &starts)).await?;
+            *self.reading.lock().await = Some(made);
+        }
+        *lock(&self.logs) = logs;
+        Ok(opened)
+    }
+
+    /// Where to read a partition from, see [`position`].
+    async fn start(
+        &self,
+        asker: &Asker,
+        standing: &Standing,
+        partition: &Partition,
+        ends: Ends,
+    ) -> Result<Start, BusError> {
+        let shorter = is_shorter(standing, ends);
+        let truncated = shorter && self.is_truncated(asker, standing, partition, ends).await?;
+        let start = start(standing, ends, truncated);
+        let (log, highest) = (&standing.log.name, standing.highest);
+        if truncated {
+            error!(%log, %highest, end = ends.next,
+                "the partition lost its last records, of which copies exist; going on at its end");
+        } else if shorter {
+            error!(%log, %highest, first = ends.first, end = ends.next, lost = start.lost,
+                "the partition ends before what was read of it: its topic was made anew; reading it \
+                 from its first record");
+        } else if start.lost > 0 {
+            warn!(%log, lowest = %standing.lowest, first = ends.first, lost = start.lost,
+                "records were deleted before they were read");
+        }
+        Ok(start)
+    }
+
+    /// Whether a partition that is too short was truncated; if not certain, it was made anew.
+    async fn is_truncated(
+        &self,
+        asker: &Asker,
+        standing: &Standing,
+        partition: &Partition,
+        ends: Ends,
+    ) -> Result<bool, BusError> {
+        let committed = match asker.committed(std::slice::from_ref(partition)).await {
+            Ok(committed) => committed.into_iter().next().flatten(),
+            Err(error) if error.is_passing() => return Err(error),
+            Err(error) => {
+                warn!(log = %standing.log.name, %error, "cannot read committed offsets");
+                None
+            }
+        };
+        let incarnation = standing.highest.ms.max(FIRST);
+        match committed {
+            Some(Committed { next, incarnation: of, newest_ms })
+                if next > ends.next && of == incarnation && newest_ms > 0 =>
+            {
+                asker.is_older(partition, newest_ms).await
+            }
+            _ => Ok(false),
+        }
+    }
+
+    async fn read(&self, max: usize, wait: Duration) -> Result<Box<dyn Fetched>, BusError> {
+        let mut slot = self.reading.lock().await;
+        // Put back only if all went well: entries may be lost otherwise.
+        let mut reading = slot.take().ok_or_else(|| self.refused("no log is open"))?;
+        let batches = reading.fetch(max, wait).await?;
+        *slot = Some(reading);
+        drop(slot);
+        // Clocks of producers may be ahead; a later time would say nothing.
+        let now = millis(SystemClock.now());
+        let mut logs = lock(&self.logs);
+        for batch in &batches {
+            if let Some(log) = logs.get_mut(batch.log) {
+                log.newest_ms = log.newest_ms.max(batch.newest_ms.min(now));
+            }
+        }
+        drop(logs);
+        Ok(Box::new(Raw { batches, settings: Arc::clone(&self.settings) }))
+    }
+
+    /// What is to be committed: (partition, next entry, metadata).
+    fn marks(&self, progress: &[Progress]) -> Vec<(Partition, i64, String)> {
+        let mut logs = lock(&self.logs);
+        let mut marks = Vec::new();
+        for Progress { log, copied, keep, .. } in progress {
+            let Some(keep) = keep else { continue };
+            let Some(log) = logs.iter_mut().find(|open| open.name == *log) else { continue };
+            // The entry at `keep` is still needed, and is one before Kafka's number of it.
+            let until = (*copied).min(Offset { ms: keep.ms, seq: keep.seq.saturating_sub(1) });
+            if until.ms != log.incarnation {
+                continue;
+            }
+            let until = next(until);
+            let due = log.committed.is_none_or(|(committed, since)| {
+                committed != until || since.elapsed() >= COMMIT_AGAIN
+            });
+            if due {
+                log.committed = Some((until, Instant::now()));
+                let metadata = Committed::metadata(log.incarnation, log.newest_ms);
+                marks.push((log.partition.clone(), until, metadata));
+            }
+        }
+        marks
+    }
+
+    async fn progress(&self, progress: &[Progress]) -> Result<Vec<Released>, BusError> {
+        let asker = self.asker().await?;
+        let marks = self.marks(progress);
+        if !marks.is_empty() {
+            asker.commit(marks).await?;
+        }
+        let partitions: Vec<_> = progress
+            .iter()
+            .map(|progress| {
+                let log = &progress.log;
+                self.partition(log).ok_or_else(|| self.refused(format!("{log} is no log of it")))
+            })
+            .collect::<Result<_, _>>()?;
+        let nexts = asker.nexts(&partitions).await?;
+        let released = nexts.into_iter().zip(progress).map(|(end, progress)| {
+            let lag = u64::try_from(end.saturating_sub(next(progress.read))).unwrap_or(0);
+            Released { lag, deleted: 0 }
+        });
+        Ok(released.collect())
+    }
+
+    async fn publisher(&self) -> Result<Arc<Publisher>, BusError> {
+        let mut slot = self.publisher.lock().await;
+        if let Some(publisher) = slot.as_ref().filter(|publisher| !publisher.is_broken()) {
+            return Ok(Arc::clone(publisher));
+        }
+        let settings = Arc::clone(&self.settings);
+        let made = blocking(&self.settings, move || Publisher::new(&settings)).await?;
+        let made = Arc::new(made);
+        *slot = Some(Arc::clone(&made));
+        Ok(made)
+    }
+
+    async fn add(&self, events: &[Outgoing<'_>]) -> Result<Vec<Offset>, BusError> {
+        if events.is_empty() {
+            return Ok(Vec::new());
+        }
+        let publisher = self.publisher().await?;
+        let stored = publisher.publish(events).await?;
+        let topic = publisher.topic();
+        let offsets = stored.into_iter().map(|stored| {
+            let partition = Partition { topic: Arc::clone(topic), number: stored.partition };
+            offset(self.incarnation(&partition), stored.offset + 1)
+        });
+        Ok(offsets.collect())
+    }
+}
+
+impl Source for KafkaSource {
+    fn logs(&self) -> BoxFuture<'_, Result<Vec<Log>, BusError>> {
+        self.all_logs().boxed()
+    }
+
+    fn open<'a>(&'a self, from: &'a [Standing]) -> BoxFuture<'a, Result<Vec<Opened>, BusError>> {
+        self.start_reading(from).boxed()
+    }
+
+    fn fetch(
+        &self,
+        max: usize,
+        wait: Duration,
+    ) -> BoxFuture<'_, Result<Box<dyn Fetched>, BusError>> {
+        self.read(max, wait).boxed()
+    }
+
+    fn release<'a>(
+        &'a self,
+        progress: &'a [Progress],
+    ) -> BoxFuture<'a, Result<Vec<Released>, BusError>> {
+        self.progress(progress).boxed()
+    }
+
+    fn publish<'a>(
+        &'a self,
+        events: &'a [Outgoing<'a>],
+    ) -> BoxFuture<'a, Result<Vec<Offset>, BusError>> {
+        self.add(events).boxed()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes a client where blocking is allowed.
+async fn blocking<T: Send + 'static>(
+    settings: &KafkaSettings,
+    make: impl FnOnce() -> Result<T, BusError> + Send + 'static,
+) -> Result<T, BusError> {
+    match tokio::task::spawn_blocking(make).await {
+        Ok(made) => made,
+        Err(cause) => Err(BusError::Unknown { bus: settings.bus(), cause: cause.to_string() }),
+    }
+}

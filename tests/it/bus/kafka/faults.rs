@@ -1,0 +1,241 @@
+//! Brokers that die, freeze, move or are not there: nothing is lost, and no call hangs.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use fairlane::bus::BusError;
+use fairlane::bus::kafka::{KafkaLogin, KafkaSettings, KafkaSource, KafkaTls, Password};
+use fairlane::bus::source::Source as _;
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::{FutureProducer, FutureRecord};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::rig::{LONG, Rig, WAIT, event, settings};
+use crate::support::kafka::{Engine, KafkaBroker, PATIENCE};
+use crate::support::redis::free_port;
+use crate::support::wait::{Stalls, eventually};
+
+/// The longest time of a call to a broker that does not answer, on top of its wait.
+const ANSWER: Duration = Duration::from_secs(5);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_starts_without_its_brokers_and_finds_them_later() {
+    let started = Instant::now();
+    let address = format!("127.0.0.1:{}", free_port());
+    let source = KafkaSource::new(settings(&address, "events")).unwrap();
+    assert!(started.elapsed() < Duration::from_secs(1));
+    let error = source.logs().await.unwrap_err();
+    assert!(matches!(error, BusError::Connect { .. }), "{error:?}");
+    assert!(error.to_string().contains(&address), "{error}");
+    let error = Rig::new(settings(&address, "events")).publish(&[("b", "0")]).await.unwrap_err();
+    assert!(matches!(error, BusError::Connect { .. }), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_broker_costs_no_event_of_those_that_were_confirmed() {
+    // Tansu keeps nothing.
+    let mut broker = KafkaBroker::start(Engine::Noida);
+    broker.create_topic("events", 2).await;
+    // So is a topic.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let mut rig = Rig::new(settings(&broker.brokers(), "events"));
+    rig.open_all(2).await;
+    let mut confirmed = Vec::new();
+    let mut found = Vec::new();
+    for round in 0..3 {
+        for at in 0..20 {
+            let id = format!("{round}-{at:02}");
+            let bot = format!("bot-{}", at % 5);
+            // Repeated with the id until it is confirmed, as publishers do.
+            let started = Instant::now();
+            loop {
+                let Err(error) = rig.publish(&[(&bot, &id)]).await else { break };
+                assert!(error.is_passing(), "{error}");
+                assert!(started.elapsed() < 4 * LONG, "{id} is not confirmed: {error}");
+            }
+            confirmed.push(id);
+            if at == 10 {
+                // What is younger than a second is lost with this broker.
+                tokio::time::sleep(Duration::from_secs(2)).await;
+                broker.kill9();
+                broker.restart();
+            }
+        }
+        let started = Instant::now();
+        while !confirmed.iter().all(|id| found.contains(id)) {
+            assert!(started.elapsed() < 4 * LONG, "{found:?}");
+            match rig.fetch().await {
+                Ok(entries) => found.extend(
+                    entries.into_iter().map(|(_, entry)| entry.event.unwrap().id().to_owned()),
+                ),
+                Err(error) => {
+                    assert!(error.is_passing(), "{error}");
+                    rig.reopen().await;
+                }
+            }
+        }
+    }
+    found.sort();
+    found.dedup();
+    assert_eq!(found, confirmed);
+    assert_eq!(rig.lost, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_broker_hangs_no_call_and_loses_nothing() {
+    for engine in [Engine::Noida, Engine::Tansu] {
+        let broker = KafkaBroker::start(engine);
+        broker.create_topic("events", 1).await;
+        let mut rig = Rig::new(settings(&broker.brokers(), "events"));
+        rig.open_all(1).await;
+        rig.publish(&[("b", "0")]).await.unwrap();
+        rig.read(1).await;
+        let stalls = Stalls::watch();
+        broker.sigstop();
+        let started = Instant::now();
+        let _ = rig.fetch().await;
+        assert!(started.elapsed() < WAIT + ANSWER + 2 * stalls.longest(), "fetch");
+        let started = Instant::now();
+        rig.source.logs().await.unwrap_err();
+        assert!(started.elapsed() < ANSWER + 2 * stalls.longest(), "logs");
+        let started = Instant::now();
+        rig.release().await.unwrap_err();
+        assert!(started.elapsed() < ANSWER + 2 * stalls.longest(), "release");
+        let started = Instant::now();
+        let error = rig.publish(&[("b", "1")]).await.unwrap_err();
+        assert!(matches!(error, BusError::Unknown { .. }), "{error:?}");
+        assert!(started.elapsed() < 2 * ANSWER + 2 * stalls.longest(), "publish");
+        eventually(LONG, "reading reports that the broker is away", async || {
+            rig.fetch().await.is_err()
+        })
+        .await;
+        broker.sigcont();
+        rig.reopen().await;
+        eventually(LONG, "publishing works", async || rig.publish(&[("b", "2")]).await.is_ok())
+            .await;
+        let mut ids = Vec::new();
+        eventually(LONG, "reading works", async || {
+            let found = rig.fetch().await.unwrap_or_default();
+            ids.extend(found.into_iter().map(|(_, entry)| entry.event.unwrap().id().to_owned()));
+            ids.last().is_some_and(|id| id == "2")
+        })
+        .await;
+        assert_eq!(rig.lost, 0, "{engine:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_moves_to_another_broker_is_read_on() {
+    let mock = MockCluster::new(3).unwrap();
+    mock.create_topic("events", 1, 3).unwrap();
+    mock.partition_leader("events", 0, Some(1)).unwrap();
+    let mut rig = Rig::new(settings(&mock.bootstrap_servers(), "events"));
+    rig.open_all(1).await;
+    for (at, leader) in [(0, 2), (1, 3), (2, 1)] {
+        let id = at.to_string();
+        let mut published = rig.publish(&[("b", &id)]).await;
+        while let Err(error) = published {
+            assert!(error.is_passing(), "{error}");
+            published = rig.publish(&[("b", &id)]).await;
+        }
+        assert_eq!(rig.read(1).await[&0], [id]);
+        mock.partition_leader("events", 0, Some(leader)).unwrap();
+    }
+    assert_eq!(rig.lost, 0);
+}
+
+/// Forwards connections, and damages one word of the answers, as a faulty network card would.
+async fn damage(listener: TcpListener, broker: SocketAddr) {
+    loop {
+        let (client, _) = listener.accept().await.unwrap();
+        let server = TcpStream::connect(broker).await.unwrap();
+        let (mut from_client, mut to_client) = client.into_split();
+        let (mut from_server, mut to_server) = server.into_split();
+        tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
+        tokio::spawn(async move {
+            let mut bytes = vec![0; 64 * 1_024];
+            while let Ok(length @ 1..) = from_server.read(&mut bytes).await {
+                let found = bytes[..length].windows(7).position(|word| word == b"DAMAGED");
+                if let Some(at) = found {
+                    bytes[at..at + 7].copy_from_slice(b"damaged");
+                }
+                if to_client.write_all(&bytes[..length]).await.is_err() {
+                    break;
+                }
+            }
+        });
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_cannot_be_read_names_its_place_and_is_never_skipped() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let broker = KafkaBroker::start_behind(listener.local_addr().unwrap().port());
+    tokio::spawn(damage(listener, broker.own_address()));
+    broker.create_topic("events", 1).await;
+    let producer: FutureProducer = broker.config().create().unwrap();
+    for data in ["first", "DAMAGED", "last"] {
+        let json = event("bot", &data.to_lowercase(), data);
+        let record = FutureRecord::to("events").partition(0).key("bot").payload(&json);
+        producer.send(record, PATIENCE).await.unwrap();
+    }
+    let mut rig = Rig::new(settings(&broker.brokers(), "events"));
+    for _ in 0..2 {
+        rig.open_all(1).await;
+        let mut error = None;
+        let mut found = Vec::new();
+        eventually(LONG, "the error is reported", async || {
+            match rig.fetch().await {
+                Ok(entries) => found.extend(entries),
+                Err(failed) => error = Some(failed),
+            }
+            error.is_some()
+        })
+        .await;
+        let error = error.unwrap();
+        let text = error.to_string();
+        assert!(matches!(error, BusError::Unreadable { .. }), "{error:?} {found:?}");
+        assert!(text.contains("kafka:test/events/0") && text.contains("1-1"), "{text}");
+        rig.fetch().await.unwrap_err();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dropping_a_source_does_not_wait_for_its_brokers() {
+    let broker = KafkaBroker::start(Engine::Tansu);
+    broker.create_topic("events", 1).await;
+    let mut rig = Rig::new(settings(&broker.brokers(), "events"));
+    rig.publish(&[("b", "0")]).await.unwrap();
+    rig.open_all(1).await;
+    rig.read(1).await;
+    let stalls = Stalls::watch();
+    broker.sigstop();
+    let started = Instant::now();
+    drop(rig);
+    let took = started.elapsed();
+    broker.sigcont();
+    assert!(took < Duration::from_millis(500) + stalls.longest(), "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_is_checked_and_a_password_is_in_no_error() {
+    let broker = KafkaBroker::encrypted(false);
+    broker.create_topic("events", 1).await;
+    let trusting = |ca_file| {
+        let tls = Some(KafkaTls { ca_file, client: None });
+        KafkaSettings { tls, ..settings(&broker.brokers(), "events") }
+    };
+    let rig = Rig::new(trusting(Some(broker.papers().path("ca"))));
+    rig.publish(&[("b", "0")]).await.unwrap();
+    assert_eq!(rig.logs(1).await.len(), 1);
+    let distrusting = KafkaSource::new(trusting(None)).unwrap();
+    let error = distrusting.logs().await.unwrap_err().to_string();
+    assert!(error.contains("certificate"), "{error}");
+
+    let login = KafkaLogin::ScramSha256 { user: "u".into(), password: Password::new("hunter2") };
+    let plain = KafkaBroker::start(Engine::Noida);
+    let login = KafkaSettings { login: Some(login), ..settings(&plain.brokers(), "events") };
+    let error = KafkaSource::new(login).unwrap().logs().await.unwrap_err();
+    assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
+}
