@@ -51,12 +51,11 @@ impl Attributes {
     /// If it is there already, or if there are too many.
     pub(crate) fn add(&mut self, name: &str, value: String) -> Result<(), EventError> {
         self.bytes = self.bytes.saturating_add(ESCAPE_BYTES * (name.len() + value.len() + 1));
-        let is_new = match self.fields.slot(name) {
-            Some(slot) => slot.replace(value).is_none(),
-            None => {
-                let value = Value::String(value);
-                self.fields.extensions.insert(name.to_owned(), value).is_none()
-            }
+        let is_new = if let Some(slot) = self.fields.slot(name) {
+            slot.replace(value).is_none()
+        } else {
+            let value = Value::String(value);
+            self.fields.extensions.insert(name.to_owned(), value).is_none()
         };
         if is_new {
             return check_count(self.fields.extensions.len());

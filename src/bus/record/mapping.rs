@@ -147,7 +147,7 @@ impl BotFrom {
         match self {
             Self::Key => match record.key {
                 None => Err(lacks("has no key")),
-                Some(key) => utf8(key).map_err(|why| lacks(&format!("has a key that is {why}"))),
+                Some(key) => utf8(key).map_err(|_| lacks("has a key that is not UTF-8")),
             },
             Self::Header(name) => header(record, binding, name).map_err(|what| lacks(&what)),
             Self::Token(number) => {

@@ -208,11 +208,12 @@ fn bare(value: &[u8], found: &Found<'_>, binding: Binding) -> Result<Attributes,
             "its content type is {other:?}, and it has no header {prefix}…"
         )));
     }
-    let mut attributes = Attributes::from_json(value).map_err(|error| plain(error.to_string()))?;
+    let prefix = binding.prefix();
+    let no_json = |error| plain(format!("it has no header {prefix}…, and its value is {error}"));
+    let mut attributes = Attributes::from_json(value).map_err(no_json)?;
     if attributes.has("specversion") {
         return Ok(attributes);
     }
-    let prefix = binding.prefix();
     Err(plain(format!("it has no header {prefix}…, and no \"specversion\" in its value")))
 }
 
@@ -235,7 +236,8 @@ fn finish(
     trace(&mut attributes, found)?;
     attributes.into_event().map_err(|error| match (error, from) {
         (EventError::BotId(error), Some(from)) => {
-            let why = format!("`bot` of the source is \"{from}\", but there {error}");
+            let why =
+                format!("`bot` of the source is \"{from}\", but this value is not usable: {error}");
             EntryError::Mapping { attribute: "botid", why }
         }
         (error, _) => error.into(),

@@ -199,7 +199,7 @@ fn the_largest_records_take_no_long_time() {
         Binding::Nats,
         &headers,
         None,
-        Some(&[b'['; EVENT_MAX_BYTES]),
+        Some(&vec![b'['; EVENT_MAX_BYTES]),
         &mapping("", "topic"),
     ));
     let headers: Pairs = (0..HEADERS_MAX).map(|_| ("t".repeat(10_000), vec![b'x'; 100])).collect();
