@@ -254,8 +254,8 @@ impl NatsServer {
         let sync = if *sync_always { ", sync_interval: always" } else { "" };
         let port = self.port;
         format!(
-            "host: \"127.0.0.1\"\nport: {port}\nserver_name: test\njetstream {{ store_dir: \"{store}\"{bound}{sync} }}\n\
-             {access}\n{tls}\n{more}\n"
+            "host: \"127.0.0.1\"\nport: {port}\nserver_name: test\n\
+             jetstream {{ store_dir: \"{store}\"{bound}{sync} }}\n{access}\n{tls}\n{more}\n"
         )
     }
 
