@@ -8,6 +8,7 @@ use rdkafka::TopicPartitionList;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::metadata::MetadataPartition;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::context::Context;
@@ -243,7 +244,7 @@ pub(super) fn numbers(
         Some(error) => return Err(error),
         None => {}
     }
-    let mut numbers: Vec<i32> = found.partitions().iter().map(|found| found.id()).collect();
+    let mut numbers: Vec<i32> = found.partitions().iter().map(MetadataPartition::id).collect();
     numbers.sort_unstable();
     Ok(numbers)
 }

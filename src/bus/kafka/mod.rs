@@ -430,7 +430,7 @@ async fn blocking<T: Send + 'static>(
     make: impl FnOnce() -> Result<T, BusError> + Send + 'static,
 ) -> Result<T, BusError> {
     match tokio::task::spawn_blocking(make).await {
-        Ok(made) => made,
+        Ok(client) => client,
         Err(cause) => Err(BusError::Unknown { bus: settings.bus(), cause: cause.to_string() }),
     }
 }

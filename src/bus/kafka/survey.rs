@@ -113,7 +113,7 @@ impl KafkaSource {
         self.read_configs(&mut found).await?;
         let mut group_error = None;
         for topic in found.iter_mut().filter(|topic| topic.partitions > 0) {
-            let partitions = self.partitions_of(topic);
+            let partitions = partitions_of(topic);
             if let Err(error) = asker.committed(&partitions).await {
                 group_error = Some(error.to_string());
             }
@@ -123,12 +123,6 @@ impl KafkaSource {
             }
         }
         Ok(KafkaSurvey { brokers, cluster, group_error, topics: found })
-    }
-
-    fn partitions_of(&self, topic: &KafkaTopic) -> Vec<Partition> {
-        let name: Arc<str> = Arc::from(topic.name.as_str());
-        let numbers = 0..i32::try_from(topic.partitions).unwrap_or(i32::MAX);
-        numbers.map(|number| Partition { topic: Arc::clone(&name), number }).collect()
     }
 
     async fn read_configs(&self, topics: &mut [KafkaTopic]) -> Result<(), BusError> {
@@ -204,6 +198,12 @@ impl KafkaSource {
         }
         Ok(sample)
     }
+}
+
+fn partitions_of(topic: &KafkaTopic) -> Vec<Partition> {
+    let name: Arc<str> = Arc::from(topic.name.as_str());
+    let numbers = 0..i32::try_from(topic.partitions).unwrap_or(i32::MAX);
+    numbers.map(|number| Partition { topic: Arc::clone(&name), number }).collect()
 }
 
 fn text(found: &ConfigResource, name: &str) -> Option<String> {
