@@ -1,5 +1,6 @@
 //! The buses of an instance.
 
+#[cfg(any(feature = "nats", feature = "kafka"))]
 use std::num::NonZeroU8;
 use std::sync::Arc;
 
@@ -9,19 +10,16 @@ use crate::bus::Source;
 use crate::bus::kafka::{KafkaLogin, KafkaSettings, KafkaSource, KafkaTls, Password};
 #[cfg(feature = "nats")]
 use crate::bus::nats::{NatsLogin, NatsSettings, NatsSource};
+#[cfg(any(feature = "nats", feature = "kafka"))]
 use crate::bus::record::{self, Mapping, Mode};
 use crate::clock::SharedClock;
-use crate::config::{
-    self, BusConfig, KafkaSection, NatsSection, PublishFormat, SourceConfig, SourceKind, SourceStart,
-};
+#[cfg(any(feature = "nats", feature = "kafka"))]
+use crate::config::{self, PublishFormat, SourceStart};
+use crate::config::{BusConfig, KafkaSection, NatsSection, SourceConfig, SourceKind};
 
 /// The buses beside Redis, in the order of `bus.sources`. They connect when they are first used.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Buses(Vec<Arc<dyn Source>>);
-
-/// The bus that rules publish to, if it is not in Redis.
-#[derive(Debug, Clone)]
-pub(crate) struct Published(pub(crate) Arc<dyn Source>);
 
 impl Buses {
     /// The buses of the configuration. Events must not have the attributes `reserved`.
@@ -149,6 +147,7 @@ fn open_kafka(
     Err(AppError::NoBus { name: source.name.clone(), kind: "kafka" })
 }
 
+#[cfg(any(feature = "nats", feature = "kafka"))]
 fn mode(source: &SourceConfig) -> Mode {
     match source.format {
         PublishFormat::Structured => Mode::Structured,
@@ -156,6 +155,7 @@ fn mode(source: &SourceConfig) -> Mode {
     }
 }
 
+#[cfg(any(feature = "nats", feature = "kafka"))]
 fn group(source: &SourceConfig) -> Option<String> {
     match &source.start {
         SourceStart::Pipeline => None,
@@ -163,6 +163,7 @@ fn group(source: &SourceConfig) -> Option<String> {
     }
 }
 
+#[cfg(any(feature = "nats", feature = "kafka"))]
 fn mapping(source: &SourceConfig) -> Mapping {
     let bot = source.bot.as_ref().map(|bot| match bot {
         config::BotFrom::Key => record::BotFrom::Key,

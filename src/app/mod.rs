@@ -34,11 +34,12 @@ use tracing::debug;
 
 pub use self::builder::Builder;
 use self::builder::{Needs, Plan, Plans};
+use self::buses::Buses;
 pub use self::control::Control;
 pub use self::error::AppError;
 use self::export::Export;
 use self::register::register;
-use self::buses::{Buses, Published};
+use crate::bus::Published;
 use crate::bus::backlog::Backlog;
 use crate::clock::{SharedClock, SystemClock};
 use crate::config::Config;

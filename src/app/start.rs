@@ -1,7 +1,6 @@
 //! Starts the parts of an instance.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
@@ -193,7 +192,7 @@ impl Site {
         let plans = std::mem::take(&mut self.plans);
         let problems = Arc::new(self.problems(&self.links.prompt, mongodb));
         let Self { config, roles, clock, target, links, signing_key, services, needs, .. } = self;
-        let tracer = &self.tracer;
+        let (tracer, window) = (&self.tracer, config.bus.dedup);
         let activity = Arc::new(Activity::default());
         let (mut listening, mut sampled, mut routes) = (Vec::new(), Vec::new(), Vec::new());
         for plan in plans {
@@ -245,7 +244,7 @@ impl Site {
         shutdown.spawn(sample::run(sampled, link, activity, clock, shutdown.clone()));
         if !routes.is_empty() {
             self.read_bus(
-                &Arc::new(Fanout::new(routes, starts, self.tracer.clone(), config.bus.dedup)),
+                &Arc::new(Fanout::new(routes, starts, self.tracer.clone(), window)),
                 shutdown,
             );
         }

@@ -20,6 +20,8 @@ use serde_json::json;
 use super::decide::{DUE, Deed, Effect, Note, emitted, name};
 use super::rule::{Delay, Notify, text_of};
 use super::stats::RuleNotes;
+use crate::bus::Source;
+use crate::bus::source::Outgoing;
 use crate::clock::{SharedClock, millis};
 use crate::counters::view::AdId;
 use crate::counters::{Counters, CountersError};
@@ -29,7 +31,7 @@ use crate::notifications::record::{Duplicates, NewNotification, When};
 use crate::notifications::{AcceptError, Notifications};
 use crate::queue::{PushOptions, Queue};
 use crate::redis::scripts::Emit;
-use crate::redis::{Link, RedisError};
+use crate::redis::{Link, RedisError, keys};
 use crate::trace::{SliceTrace, TraceContext};
 
 /// How long names are remembered.
@@ -49,6 +51,8 @@ pub(crate) struct Effects {
     /// The bus.
     pub(crate) bus: Arc<Link>,
     pub(crate) stream: String,
+    /// The bus, if it is not in Redis.
+    pub(crate) published: Option<Arc<dyn Source>>,
     /// The queues of the rules, for delayed events.
     pub(crate) queue: Queue,
     /// The notifications; `None`: they do not run.
@@ -86,6 +90,8 @@ pub(crate) struct Failed {
 struct Batch {
     /// The index of the event that caused the first one.
     at: usize,
+    /// Their bot, which is that of the slice.
+    bot: String,
     events: Vec<(String, Vec<u8>)>,
     bytes: usize,
 }
@@ -170,6 +176,9 @@ impl Effects {
     }
 
     async fn emit(&self, batch: &Batch) -> Result<(), Failed> {
+        if let Some(published) = &self.published {
+            return self.emit_elsewhere(published, batch).await;
+        }
         let emit = Emit {
             prefix: self.bus.prefix(),
             stream: &self.stream,
@@ -180,6 +189,42 @@ impl Effects {
             let (away, reason) = tried(&error);
             Failed { at: batch.at, away, reason }
         })
+    }
+
+    /// Emits to a bus that is not in Redis. An event that was emitted before is left out. One that
+    /// was emitted and not noted, because this process was killed in between, is emitted again:
+    /// `bus.dedup` drops it.
+    async fn emit_elsewhere(
+        &self,
+        published: &Arc<dyn Source>,
+        batch: &Batch,
+    ) -> Result<(), Failed> {
+        let failed = |away, reason| Failed { at: batch.at, away, reason };
+        let in_redis = |error: RedisError| {
+            let (away, reason) = tried(&error);
+            failed(away, reason)
+        };
+        let (prefix, bus) = (self.bus.prefix(), published.name());
+        let keys: Vec<_> = batch.events.iter().map(|(id, _)| keys::seen(prefix, bus, id)).collect();
+        let mut asking = redis::Pipeline::with_capacity(keys.len());
+        for key in &keys {
+            asking.cmd("EXISTS").arg(key);
+        }
+        let seen = self.bus.run_checked("EXISTS", &asking).await.map_err(in_redis)?;
+        let new = batch.events.iter().zip(&keys).zip(seen);
+        let new: Vec<_> = new.filter(|(_, seen)| !matches!(seen, redis::Value::Int(1))).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        let events: Vec<_> =
+            new.iter().map(|(((_, json), _), _)| Outgoing { json, bot: &batch.bot }).collect();
+        let added = published.publish(&events).await;
+        added.map_err(|error| failed(error.is_passing(), error.to_string()))?;
+        let mut noting = redis::Pipeline::with_capacity(new.len());
+        for ((_, key), _) in &new {
+            noting.cmd("SET").arg(*key).arg("").arg("PX").arg(millis(WINDOW));
+        }
+        self.bus.run_checked("SET", &noting).await.map(drop).map_err(in_redis)
     }
 
     /// Carries out one effect; returns why it can never be done, if so.
@@ -256,7 +301,8 @@ fn add(batches: &mut Vec<Batch>, at: usize, event: &Event) {
     let fits =
         |batch: &Batch| batch.events.len() < EMIT_EVENTS && batch.bytes + json.len() <= EMIT_BYTES;
     if !batches.last().is_some_and(fits) {
-        batches.push(Batch { at, ..Batch::default() });
+        let bot = event.bot().as_str().to_owned();
+        batches.push(Batch { at, bot, ..Batch::default() });
     }
     if let Some(batch) = batches.last_mut() {
         batch.bytes += json.len();

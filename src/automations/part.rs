@@ -7,6 +7,7 @@ use super::effects::Effects;
 use super::handler::AutomationHandler;
 use super::stats::{self, RuleNotes};
 use super::{Automations, Editor, RulesEar, watch};
+use crate::bus::Published;
 use crate::counters::{self, Counters};
 use crate::fanout::Interest;
 use crate::mongo::client::Mongo;
@@ -52,6 +53,7 @@ impl Part for AutomationPart {
         let effects = Effects {
             bus: Arc::clone(queue.link()),
             stream: seat.config.bus.published().to_owned(),
+            published: seat.services.get::<Published>().map(|Published(bus)| Arc::clone(bus)),
             queue,
             notifications: seat.services.get::<Notifications>().cloned(),
             counters: seat.services.of::<Counters>(counters::PIPELINE).cloned(),

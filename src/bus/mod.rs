@@ -24,5 +24,9 @@ pub(crate) use self::publish::publish;
 pub use self::source::Source;
 pub use crate::event::entry::{Entry, EntryError, InvalidEntry};
 
+/// The bus that events are published to, if it is not in Redis.
+#[derive(Debug, Clone)]
+pub(crate) struct Published(pub(crate) std::sync::Arc<dyn Source>);
+
 /// Maximum number of bytes kept of an unreadable entry.
 const RAW_MAX: usize = 64 * 1_024;

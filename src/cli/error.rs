@@ -373,6 +373,8 @@ fn of_app(error: &AppError) -> Exit {
         | AppError::Outbound(_)
         | AppError::SigningKey { .. } => Exit::Failed,
         AppError::Config(_)
+        | AppError::Bus { .. }
+        | AppError::NoBus { .. }
         | AppError::Files { .. }
         | AppError::Handler { .. }
         | AppError::PushUrl { .. }

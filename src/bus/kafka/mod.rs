@@ -60,6 +60,8 @@ struct Partition {
 /// Some topics of one cluster.
 pub struct KafkaSource {
     settings: Arc<KafkaSettings>,
+    /// `kafka:NAME`.
+    name: String,
     /// Asks and commits; made when it is needed first.
     asker: Mutex<Option<Asker>>,
     /// Asks for the offsets of the consumer group where new pipelines start.
@@ -99,6 +101,7 @@ impl KafkaSource {
     pub fn new(settings: KafkaSettings) -> Result<Self, BusError> {
         settings.check().map_err(|cause| BusError::Refused { bus: settings.bus(), cause })?;
         Ok(Self {
+            name: format!("kafka:{}", settings.name),
             settings: Arc::new(settings),
             asker: Mutex::default(),
             starter: Mutex::default(),
@@ -120,7 +123,7 @@ impl KafkaSource {
         BusError::Refused { bus: self.settings.bus(), cause: cause.into() }
     }
 
-    fn name(&self, partition: &Partition) -> Arc<str> {
+    fn log_name(&self, partition: &Partition) -> Arc<str> {
         let Partition { topic, number } = partition;
         format!("kafka:{}/{topic}/{number}", self.settings.name).into()
     }
@@ -188,7 +191,7 @@ impl KafkaSource {
         let logs = partitions.iter().zip(ends).zip(starts).map(|((partition, ends), start)| {
             let incarnation = self.incarnation(partition);
             Log {
-                name: self.name(partition),
+                name: self.log_name(partition),
                 first: (ends.first < ends.next).then(|| offset(incarnation, ends.first + 1)),
                 last: offset(incarnation, ends.next),
                 start: start.map(|start| offset(incarnation, start.next)),
@@ -356,7 +359,7 @@ impl KafkaSource {
         let nexts = asker.nexts(&partitions).await?;
         let released = nexts.into_iter().zip(progress).map(|(end, progress)| {
             let lag = u64::try_from(end.saturating_sub(next(progress.read))).unwrap_or(0);
-            Released { lag, deleted: 0 }
+            Released { lag, deleted: 0, entries: None }
         });
         Ok(released.collect())
     }
@@ -389,6 +392,10 @@ impl KafkaSource {
 }
 
 impl Source for KafkaSource {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
     fn logs(&self) -> BoxFuture<'_, Result<Vec<Log>, BusError>> {
         self.all_logs().boxed()
     }

@@ -167,7 +167,7 @@ impl KafkaSource {
             if next < ends.next {
                 wanted += ends.next - next;
                 let start = Start { incarnation: 1, next, lost: 0 };
-                from.push((partition.clone(), self.name(partition), start));
+                from.push((partition.clone(), self.log_name(partition), start));
             }
         }
         let mut sample = KafkaSample::default();

@@ -126,7 +126,9 @@ impl NatsSource {
         let encoded = encode(event.json, self.link.settings.mode, Binding::Nats);
         let mut headers = HeaderMap::new();
         let mut bytes = HEADERS_BYTES + encoded.value.len();
-        let id = message_id(event.source, event.id);
+        let name = event.name();
+        let (source, event_id) = name.as_ref().map_or(("", ""), |name| (&*name.source, &*name.id));
+        let id = message_id(source, event_id);
         let own: [(Cow<'static, str>, String); 2] =
             [(MESSAGE_ID.into(), id), (EXPECTED_STREAM.into(), self.link.settings.stream.clone())];
         for (name, value) in own.into_iter().chain(encoded.headers) {
@@ -141,7 +143,7 @@ impl NatsSource {
         if bytes > sizes.max {
             return Err(self.link.refused(format_args!(
                 "the event {:?} has {bytes} bytes with its headers; {} allows {}; raise that",
-                event.id, sizes.by, sizes.max
+                event_id, sizes.by, sizes.max
             )));
         }
         let subject = subject(template, event.bot);

@@ -52,7 +52,7 @@ impl NatsSource {
             None => behind,
         };
         let deleted = self.trim(&open, &facts, progress).await?;
-        Ok(vec![Released { lag, deleted }])
+        Ok(vec![Released { lag, deleted, entries: None }])
     }
 
     /// Deletes what every shard has and what is old enough, if that is configured.

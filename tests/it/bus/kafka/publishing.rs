@@ -41,13 +41,13 @@ async fn an_event_that_is_too_large_is_refused_and_nothing_is_stored() {
             ..settings(&cluster.brokers(), "events")
         });
         let json = event("bot", "0", &"x".repeat(20_000));
-        let large = Outgoing { json: &json, bot: "bot", source: "/test", id: "0" };
+        let large = Outgoing { json: &json, bot: "bot" };
         let error = rig.source.publish(&[large]).await.unwrap_err();
         assert!(matches!(error, BusError::Refused { .. }), "{name}: {error:?}");
         assert!(error.to_string().contains("max.message.bytes"), "{name}: {error}");
         // Those before it are stored.
         let json = event("bot", "1", "");
-        let small = Outgoing { json: &json, bot: "bot", source: "/test", id: "1" };
+        let small = Outgoing { json: &json, bot: "bot" };
         let error = rig.source.publish(&[small, large]).await.unwrap_err();
         assert!(matches!(error, BusError::Partly { .. }), "{name}: {error:?}");
         assert_eq!(rig.logs(1).await[0].last.seq, 1, "{name}");

@@ -190,7 +190,7 @@ impl Rig {
         let outgoing: Vec<_> = events
             .iter()
             .zip(&json)
-            .map(|((bot, id), json)| Outgoing { json, bot, source: "/test", id })
+            .map(|((bot, id), json)| Outgoing { json, bot })
             .collect();
         self.source.publish(&outgoing).await
     }

@@ -71,7 +71,7 @@ async fn publish(source: &NatsSource, ids: &[String]) -> Result<Vec<Offset>, Bus
     let events: Vec<Outgoing<'_>> = json
         .iter()
         .zip(ids)
-        .map(|(json, id)| Outgoing { json: json.as_bytes(), bot: "b", source: "/tests", id })
+        .map(|(json, id)| Outgoing { json: json.as_bytes(), bot: "b" })
         .collect();
     source.publish(&events).await
 }

@@ -33,7 +33,7 @@ async fn events_go_to_the_subject_of_their_bot() {
     let events: Vec<_> = bots
         .iter()
         .zip(&json)
-        .map(|(bot, json)| Outgoing { json: json.as_bytes(), bot, source: "/tests", id: bot })
+        .map(|(bot, json)| Outgoing { json: json.as_bytes(), bot })
         .collect();
     source.publish(&events).await.unwrap();
     let consumer = stream.create_consumer(pull::Config::default()).await.unwrap();
