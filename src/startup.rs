@@ -14,9 +14,10 @@ use std::time::Duration;
 
 use redis::{Pipeline, Value};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::bus::reader::end_of;
+use crate::bus::reader::{end_of, growth};
 use crate::bus::{BusError, Source};
 use crate::clock::{SharedClock, millis};
 use crate::fanout::starts::Starts;
@@ -28,6 +29,8 @@ use crate::telemetry::OncePerMinute;
 
 /// Pause before a failed step is retried.
 const RETRY: Duration = Duration::from_millis(200);
+/// How long a start waits for a bus that is not in Redis.
+const BUS: Duration = Duration::from_secs(10);
 /// Maximum time that a request waits for the end of the start.
 const PATIENCE: Duration = Duration::from_millis(250);
 
@@ -116,8 +119,8 @@ impl Start {
     }
 
     async fn run(mut self, state: &watch::Sender<Option<String>>) {
-        let (logged, mut failed) = (OncePerMinute::default(), false);
-        while let Err(Pending { what, cause }) = self.round().await {
+        let (logged, mut failed, began) = (OncePerMinute::default(), false, Instant::now());
+        while let Err(Pending { what, cause }) = self.round(began).await {
             if let Some(suppressed) = logged.take() {
                 let error = cause.as_ref().map(tracing::field::display);
                 warn!(what, error, suppressed, "not ready yet; retrying");
@@ -133,7 +136,7 @@ impl Start {
         state.send_replace(None);
     }
 
-    async fn round(&mut self) -> Result<(), Pending> {
+    async fn round(&mut self, began: Instant) -> Result<(), Pending> {
         if !*self.heard.borrow() {
             let heard = tokio::time::timeout(RETRY, self.heard.wait_for(|heard| *heard)).await;
             if !matches!(heard, Ok(Ok(_))) {
@@ -150,7 +153,17 @@ impl Start {
                 let what = format!("the end of the bus {:?} is not known yet", bus.name());
                 Pending { what, cause: Some(error) }
             };
-            for log in bus.logs().await.map_err(unknown)? {
+            let logs = match bus.logs().await {
+                // Otherwise an outage of one bus would keep all else from being served.
+                Err(error) if !matches!(error, BusError::Redis(_)) && began.elapsed() > BUS => {
+                    warn!(bus = bus.name(), %error,
+                        "this process starts without the bus; pipelines that are new to it start at its end once it answers");
+                    continue;
+                }
+                logs => logs.map_err(unknown)?,
+            };
+            let settled = growth::settled(&self.link, bus.name(), logs).await;
+            for log in settled.map_err(|error| unknown(error.into()))? {
                 let log = end_of(&log);
                 for Starting { queue, from_earliest } in &self.pipelines {
                     let placing = self.starts.positions(queue, &log, *from_earliest).await;

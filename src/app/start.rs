@@ -12,6 +12,7 @@ use super::{INGEST_TIMEOUT, RESPONSE_TIMEOUT, Site, findings};
 use crate::bus::Source;
 use crate::bus::reader::{self, Reading};
 use crate::bus::redis_stream::{RedisStream, Retention};
+use crate::config::SourceKind;
 use crate::fanout::starts::Starts;
 use crate::fanout::{Fanout, Interest};
 use crate::http::taken::Taken;
@@ -272,6 +273,7 @@ impl Site {
                 link: Arc::clone(&links.ingest),
                 clock: Arc::clone(clock),
                 backlog: is_published.then(|| Arc::clone(&self.backlog)),
+                partition_wait: None,
             };
             shutdown.spawn(reader::run(reading, shutdown.clone()));
         }
@@ -283,6 +285,10 @@ impl Site {
                 link: Arc::clone(&links.ingest),
                 clock: Arc::clone(clock),
                 backlog: is_published.then(|| Arc::clone(&self.backlog)),
+                partition_wait: match &settings.kind {
+                    SourceKind::Nats(_) => None,
+                    SourceKind::Kafka(kafka) => Some(kafka.partition_wait),
+                },
             };
             shutdown.spawn(reader::run(reading, shutdown.clone()));
         }

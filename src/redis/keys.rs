@@ -58,6 +58,7 @@
 //! | `fl:trend-minutes` | list, TTL | the same in the last 24 hours, a point a minute |
 //! | `fl:{<bus>}:readers` | hash, TTL | the processes that read a bus → until when; its logs → the process that reads them |
 //! | `fl:{<stream>}:seen:<id>` | string, TTL | ids of events that handlers published |
+//! | `fl:{<bus>}:logs` | hash | logs of a bus that gets new ones → whether they may be read |
 //! | `fl:{<log>}:read` | hash | the read position of a log of the bus: `offset`, `entries`, `lag` (all only for the lag), `copied` (for publishers) |
 //! | `fl:{<log>}:starts` | hash | pipeline → the offset after which it takes the entries of a log |
 //! | `fl:{check-<number>}:<id>` | any, TTL | test keys of `fairlane check` |
@@ -100,6 +101,12 @@ global! {
 #[must_use]
 pub fn readers(prefix: &Prefix, bus: &str) -> String {
     format!("{prefix}:{{{bus}}}:readers")
+}
+
+/// The logs of a bus, and whether they may be read.
+#[must_use]
+pub fn logs(prefix: &Prefix, bus: &str) -> String {
+    format!("{prefix}:{{{bus}}}:logs")
 }
 
 /// The read position of `stream`.
@@ -183,7 +190,8 @@ pub fn belongs_to(prefix: &Prefix, pipeline: &PipelineName, key: &[u8]) -> bool 
     let Some(rest) = rest.and_then(|rest| rest.strip_prefix(b":")) else { return false };
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let name = rest[digits..].strip_prefix(b"}:");
-    digits > 0 && name.is_some_and(|name| !matches!(name, b"read" | b"readers" | b"starts"))
+    digits > 0
+        && name.is_some_and(|name| !matches!(name, b"logs" | b"read" | b"readers" | b"starts"))
 }
 
 /// The part of a key after its hash tag.

@@ -25,6 +25,7 @@
 //! events stay in the queues. [`Source::open`] ensures that no new entry gets an offset that the
 //! shards take for a copied one.
 
+pub(crate) mod growth;
 mod session;
 mod share;
 
@@ -38,6 +39,7 @@ use rand::Rng;
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
+use self::growth::Growth;
 use self::session::{Copied, Copying, OpenLog, Session};
 use self::share::{Share, Shared};
 use super::backlog::{Backlog, TOLD_EVERY};
@@ -102,6 +104,8 @@ pub(crate) struct Reading {
     pub(crate) clock: SharedClock,
     /// The uncopied events of the bus, if this process publishes to it and it has one log.
     pub(crate) backlog: Option<Arc<Backlog>>,
+    /// How long new logs wait for producers, if the bus gets new ones while it is read.
+    pub(crate) partition_wait: Option<Duration>,
 }
 
 /// Reads until the soft stop.
@@ -109,8 +113,12 @@ pub(crate) struct Reading {
 /// # Cancel safety
 /// Nothing is lost: positions are stored with the data.
 pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
-    let Reading { source, fanout, link, clock, backlog } = reading;
-    let share = Share::new(Arc::clone(&source), Arc::clone(&link));
+    let Reading { source, fanout, link, clock, backlog, partition_wait } = reading;
+    let growth = partition_wait.map(|wait| {
+        let (fanout, clock) = (Arc::clone(&fanout), Arc::clone(&clock));
+        Growth { fanout, clock, wait }
+    });
+    let share = Share::new(Arc::clone(&source), Arc::clone(&link), growth);
     let mut reader = Reader {
         source,
         fanout,

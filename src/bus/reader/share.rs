@@ -11,6 +11,7 @@ use tracing::{info, warn};
 
 use super::super::BusError;
 use super::super::source::Source;
+use super::growth::Growth;
 use crate::clock::millis;
 use crate::metrics::BusMetrics;
 use crate::redis::scripts::Readers;
@@ -34,6 +35,7 @@ pub(super) struct Share {
     key: String,
     /// The id of this reader.
     token: String,
+    growth: Option<Growth>,
     state: Mutex<State>,
 }
 
@@ -57,10 +59,10 @@ impl Shared {
 }
 
 impl Share {
-    pub(super) fn new(source: Arc<dyn Source>, link: Arc<Link>) -> Self {
+    pub(super) fn new(source: Arc<dyn Source>, link: Arc<Link>, growth: Option<Growth>) -> Self {
         let key = keys::readers(link.prefix(), source.name());
         let token = uuid::Uuid::now_v7().to_string();
-        Self { source, link, key, token, state: Mutex::default() }
+        Self { source, link, key, token, growth, state: Mutex::default() }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -111,7 +113,11 @@ impl Share {
         if asked.is_some_and(|asked| asked.elapsed() < fresh) {
             return Ok(logs);
         }
-        let mut names: Vec<_> = self.source.logs().await?.into_iter().map(|log| log.name).collect();
+        let mut logs = self.source.logs().await?;
+        if let Some(growth) = &self.growth {
+            logs = growth.readable(&self.link, self.source.name(), logs).await?;
+        }
+        let mut names: Vec<_> = logs.into_iter().map(|log| log.name).collect();
         names.sort_unstable();
         let logs: Arc<[Arc<str>]> = names.into();
         let mut state = self.state();

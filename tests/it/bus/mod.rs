@@ -2,6 +2,8 @@
 
 mod brokers;
 mod engines;
+#[cfg(all(feature = "nats", feature = "kafka"))]
+mod fleets;
 #[cfg(feature = "kafka")]
 mod kafka;
 #[cfg(feature = "nats")]

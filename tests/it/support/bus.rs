@@ -64,6 +64,16 @@ impl Publisher {
 
     /// Publishes `each` more events for every bot.
     pub(crate) async fn publish(&mut self, server: &impl RedisBackend, stream: &str, each: u32) {
+        let add = async |_: &[String], texts: &[String]| add(server, stream, texts).await;
+        self.publish_by(each, add).await;
+    }
+
+    /// The same by a function that puts events of these bots on a bus, in order.
+    pub(crate) async fn publish_by(
+        &mut self,
+        each: u32,
+        mut add: impl AsyncFnMut(&[String], &[String]),
+    ) {
         let until: Vec<u32> = self.next.iter().map(|next| next + each).collect();
         let mut open: Vec<usize> = (0..self.next.len()).collect();
         let mut mixed = Vec::new();
@@ -79,7 +89,8 @@ impl Publisher {
         for chunk in mixed.chunks(CHUNK) {
             let texts: Vec<_> =
                 chunk.iter().map(|(bot, position)| event(bot, "test.event", position)).collect();
-            add(server, stream, &texts).await;
+            let bots: Vec<_> = chunk.iter().map(|(bot, _)| bot.clone()).collect();
+            add(&bots, &texts).await;
             let sent = chunk.iter().map(|(bot, event)| Record::Sent { bot, event: *event });
             self.log.write(sent).unwrap();
         }

@@ -187,11 +187,8 @@ impl Rig {
     /// Publishes one event for each (bot, id).
     pub(super) async fn publish(&self, events: &[(&str, &str)]) -> Result<Vec<Offset>, BusError> {
         let json: Vec<_> = events.iter().map(|(bot, id)| event(bot, id, "")).collect();
-        let outgoing: Vec<_> = events
-            .iter()
-            .zip(&json)
-            .map(|((bot, id), json)| Outgoing { json, bot })
-            .collect();
+        let outgoing: Vec<_> =
+            events.iter().zip(&json).map(|((bot, _), json)| Outgoing { json, bot }).collect();
         self.source.publish(&outgoing).await
     }
 }

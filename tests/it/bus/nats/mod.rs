@@ -68,11 +68,8 @@ fn event(id: &str, bot: &str, data: &str) -> String {
 /// Publishes one event for each id, all of one bot.
 async fn publish(source: &NatsSource, ids: &[String]) -> Result<Vec<Offset>, BusError> {
     let json: Vec<String> = ids.iter().map(|id| event(id, "b", "")).collect();
-    let events: Vec<Outgoing<'_>> = json
-        .iter()
-        .zip(ids)
-        .map(|(json, id)| Outgoing { json: json.as_bytes(), bot: "b" })
-        .collect();
+    let events: Vec<Outgoing<'_>> =
+        json.iter().map(|json| Outgoing { json: json.as_bytes(), bot: "b" }).collect();
     source.publish(&events).await
 }
 

@@ -1,0 +1,179 @@
+//! New partitions of a topic. Producers that key by bot send the later events of some bots to a new
+//! partition, so it may be read only when the earlier events are copied:
+//!
+//! 1. A new partition is noted with the time at which it was found.
+//! 2. Producers learn of it within the age of their metadata (`partition_wait`). After that time, none
+//!    sends to the old places any more, and the ends of the old partitions are noted.
+//! 3. When every shard has copied up to these ends, pipelines start at its first entry, and it is read.
+//!
+//! The notes are in a hash in Redis, so all processes agree, also after restarts. The partitions that
+//! are there when a topic is seen for the first time are read at once.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+use serde::{Deserialize, Serialize};
+use tracing::info;
+
+use super::super::BusError;
+use super::super::source::Log;
+use super::end_of;
+use crate::clock::{SharedClock, millis};
+use crate::fanout::Fanout;
+use crate::fanout::starts::LogEnd;
+use crate::id::Offset;
+use crate::redis::{Link, RedisError, keys};
+
+/// What is known of a log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum State {
+    /// It is read.
+    Open,
+    /// It was found at this time, ms since 1970.
+    New(u64),
+    /// It is read once these logs are copied up to there.
+    Behind(HashMap<String, String>),
+}
+
+/// Which logs of a bus may be read.
+pub(super) struct Growth {
+    pub(super) fanout: Arc<Fanout>,
+    pub(super) clock: SharedClock,
+    /// How long a new partition waits for the producers.
+    pub(super) wait: Duration,
+}
+
+impl Growth {
+    /// The logs that may be read now.
+    pub(super) async fn readable(
+        &self,
+        link: &Link,
+        bus: &str,
+        logs: Vec<Log>,
+    ) -> Result<Vec<Log>, BusError> {
+        let key = keys::logs(link.prefix(), bus);
+        let states = states(link, &key).await?;
+        let now = millis(self.clock.now());
+        let mut noted = Vec::new();
+        let mut readable = Vec::with_capacity(logs.len());
+        for log in &logs {
+            let state = match states.get(&*log.name) {
+                Some(state) => state.clone(),
+                None if is_first(log, &states) => {
+                    noted.push((log, State::Open));
+                    State::Open
+                }
+                None => {
+                    info!(log = &*log.name, wait = ?self.wait,
+                        "a new partition: it is read once all producers know it and what was before is copied");
+                    noted.push((log, State::New(now)));
+                    State::New(now)
+                }
+            };
+            match state {
+                State::Open => readable.push(log.clone()),
+                State::New(found) if now.saturating_sub(found) >= millis(self.wait) => {
+                    let old = logs.iter().filter(|old| {
+                        topic(&old.name) == topic(&log.name)
+                            && (states.get(&*old.name) == Some(&State::Open))
+                    });
+                    let ends = old.map(|old| (old.name.to_string(), old.last.to_string()));
+                    noted.push((log, State::Behind(ends.collect())));
+                }
+                State::New(_) => {}
+                State::Behind(ends) => {
+                    if self.is_copied(&logs, &ends).await? {
+                        // All pipelines start at its first entry.
+                        let start = LogEnd { start: Some(Offset::default()), ..end_of(log) };
+                        let placed = self.fanout.positions(&[start]).await?;
+                        if placed.missing() == 0 {
+                            info!(log = &*log.name, "a new partition is read from now on");
+                            noted.push((log, State::Open));
+                            readable.push(log.clone());
+                        }
+                    }
+                }
+            }
+        }
+        note(link, &key, &noted).await?;
+        Ok(readable)
+    }
+
+    /// Whether every shard has copied these logs up to there. A log that is gone is passed over.
+    async fn is_copied(
+        &self,
+        logs: &[Log],
+        ends: &HashMap<String, String>,
+    ) -> Result<bool, RedisError> {
+        let old = logs.iter().filter_map(|log| {
+            let end: Offset = ends.get(&*log.name)?.parse().ok()?;
+            Some((end_of(log), end))
+        });
+        let (old, ends): (Vec<LogEnd>, Vec<Offset>) = old.unzip();
+        let positions = self.fanout.positions(&old).await?;
+        let elsewhere = self.fanout.needed_elsewhere(positions.logs()).await?;
+        let behind = ends.iter().zip(elsewhere).enumerate().any(|(place, (end, elsewhere))| {
+            let here = positions.lowest(place);
+            here.into_iter().chain(elsewhere).any(|lowest| lowest < *end)
+        });
+        Ok(positions.missing() == 0 && !behind)
+    }
+}
+
+/// The logs in which pipelines start as they say. In new partitions the reader places them.
+///
+/// # Errors
+/// If Redis is unavailable or refuses.
+pub(crate) async fn settled(
+    link: &Link,
+    bus: &str,
+    logs: Vec<Log>,
+) -> Result<Vec<Log>, RedisError> {
+    if logs.len() < 2 {
+        return Ok(logs);
+    }
+    let states = states(link, &keys::logs(link.prefix(), bus)).await?;
+    let is_settled = |log: &Log| match states.get(&*log.name) {
+        Some(state) => *state == State::Open,
+        None => is_first(log, &states),
+    };
+    Ok(logs.into_iter().filter(is_settled).collect())
+}
+
+/// Whether no partition of its topic is known.
+fn is_first(log: &Log, states: &HashMap<String, State>) -> bool {
+    !states.keys().any(|known| topic(known) == topic(&log.name))
+}
+
+fn topic(log: &str) -> &str {
+    log.rsplit_once('/').map_or(log, |(topic, _)| topic)
+}
+
+async fn states(link: &Link, key: &str) -> Result<HashMap<String, State>, RedisError> {
+    let mut command = redis::cmd("HGETALL");
+    command.arg(key);
+    let value = link.command("HGETALL", command).await?;
+    let texts: HashMap<String, String> = link.read("HGETALL", value)?;
+    // What cannot be read was written by a later version: the log waits.
+    let read = |text: &str| serde_json::from_str(text).unwrap_or(State::New(u64::MAX));
+    Ok(texts.into_iter().map(|(log, text)| (log, read(&text))).collect())
+}
+
+async fn note(link: &Link, key: &str, noted: &[(&Log, State)]) -> Result<(), RedisError> {
+    if noted.is_empty() {
+        return Ok(());
+    }
+    let mut command = redis::cmd("HSET");
+    command.arg(key);
+    for (log, state) in noted {
+        // Texts and numbers always serialise.
+        command.arg(&*log.name).arg(serde_json::to_string(state).unwrap_or_default());
+    }
+    match link.command("HSET", command).await? {
+        Value::ServerError(error) => Err(link.refused("HSET", &error)),
+        _ => Ok(()),
+    }
+}
