@@ -8,7 +8,7 @@
 -- ARGV  token of the caller, ttl ms (0: the caller reads nothing any more), then the names of all logs
 -- Reply places from 0 of the logs that the caller reads
 -- Cost  4 commands
-assert(#KEYS == 1 and #ARGV >= 2, 'readers: wrong number of arguments')
+assert(#KEYS == 1 and #ARGV >= 3, 'readers: wrong number of arguments')
 local KEY, token, ttl, logs = KEYS[1], ARGV[1], tonumber(ARGV[2]), #ARGV - 2
 local time, all = redis.call('TIME'), redis.call('HGETALL', KEY)
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

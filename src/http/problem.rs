@@ -296,7 +296,7 @@ impl From<BusError> for Problem {
                 error!(%error, suppressed, "an HTTP request failed");
             }
             let detail = "the bus refused the events; the log of this server has the reason";
-            return Self::new(Kind::Internal, detail);
+            return Self::new(Kind::BusAway, detail);
         }
         if let Some(suppressed) = AWAY.take() {
             warn!(%error, suppressed, "an HTTP request failed: the bus is unavailable");

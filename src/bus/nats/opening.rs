@@ -110,9 +110,12 @@ impl NatsSource {
         }
         let last = facts.state.last_seq;
         let read = lock(&self.known).read.filter(|read| read.created == facts.created());
-        let Some(read) = read.filter(|read| (facts.first()..=last).contains(&read.seq)) else {
-            return Ok(last);
-        };
+        let Some(read) = read.filter(|read| read.seq >= facts.first()) else { return Ok(last) };
+        if read.seq > last {
+            // What is left may be new.
+            let first_new = self.first_since(connected, read.time_ns + 1).await?;
+            return Ok(first_new.saturating_sub(1).min(last));
+        }
         let name = format!("STREAM.MSG.GET.{}", self.link.settings.stream);
         match connected.ask::<Answer>(&name, &json!({ "seq": read.seq })).await? {
             Ok(answer) if answer.message.time_ns() != read.time_ns => {

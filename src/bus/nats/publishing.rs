@@ -202,6 +202,8 @@ impl NatsSource {
                 | ErrorCode::ATOMIC_PUBLISH_DISABLED
                 | ErrorCode::ATOMIC_PUBLISH_TOO_LARGE_BATCH
                 | ErrorCode::ATOMIC_PUBLISH_TOO_MANY_INFLIGHT => Ok(None),
+                // The stream has a limit, and discards new messages.
+                ErrorCode::STREAM_STORE_FAILED => Err(self.link.refused(error)),
                 _ if error.code() == 503 => Err(self.link.away(error)),
                 _ => Err(self.link.refused(error)),
             },
@@ -262,7 +264,9 @@ impl NatsSource {
         let source = std::error::Error::source(error);
         if let Some(error) = source.and_then(|source| source.downcast_ref::<jetstream::Error>()) {
             let text = error.to_string();
-            return if error.code() == 503 { Failure::Away(text) } else { Failure::Refused(text) };
+            let is_full = error.error_code() == ErrorCode::STREAM_STORE_FAILED;
+            let is_away = error.code() == 503 && !is_full;
+            return if is_away { Failure::Away(text) } else { Failure::Refused(text) };
         }
         match error.kind() {
             PublishErrorKind::StreamNotFound => Failure::Away(self.no_subject(subject)),

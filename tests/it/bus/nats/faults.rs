@@ -9,6 +9,7 @@ use fairlane::id::Offset;
 
 use super::{Copy, LONG, SECOND, config, fetch, ids, log, make, open, publish, settings, source};
 use crate::support::nats::{NatsServer, Options};
+use crate::support::wait::eventually;
 
 #[tokio::test]
 async fn kills_of_the_server_lose_repeat_and_reorder_nothing() {
@@ -115,7 +116,7 @@ async fn a_killed_server_fails_a_waiting_fetch_at_once() {
     let gone = source.logs().await.unwrap_err();
     assert!(matches!(gone, BusError::Connect { .. }), "{gone}");
     server.restart();
-    log(&source).await;
+    eventually(LONG, "it connects again", async || source.logs().await.is_ok()).await;
 }
 
 #[tokio::test]

@@ -124,7 +124,7 @@ async fn large_messages_are_read_in_batches_that_fit() {
         context.publish("events.b", large(number, 1_000_000).into()).await.unwrap().await.unwrap();
     }
     // Larger than a whole batch may be, and than an event.
-    context.publish("events.b", large(45, 40 << 20).into()).await.unwrap().await.unwrap();
+    context.publish("events.b", large(45, 24 << 20).into()).await.unwrap().await.unwrap();
     context.publish("events.b", large(46, 10).into()).await.unwrap().await.unwrap();
     let source = source(settings(&server));
     let mut copy = Copy::default();

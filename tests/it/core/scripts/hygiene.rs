@@ -419,6 +419,10 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     assert_eq!(calls.len(), 43);
     for (name, command) in &calls {
         for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
+            // Any number of logs is right, if there is one.
+            if *name == "readers" && matches!(change, Change::OneMore) {
+                continue;
+            }
             let mut pipe = redis::pipe();
             pipe.add_command(changed(command, change)).cmd("DBSIZE");
             let [Value::ServerError(error), Value::Int(0)] = &link.run(&pipe).await.unwrap()[..]
