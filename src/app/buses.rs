@@ -62,8 +62,27 @@ fn open_nats(
     reserved: &[&'static str],
     clock: &SharedClock,
 ) -> Result<Arc<dyn Source>, AppError> {
+    let settings = nats_settings(source, nats, bus, reserved);
+    Ok(Arc::new(NatsSource::new(settings, Arc::clone(clock))))
+}
+
+/// The source, to look at; `None`: it is no NATS.
+#[cfg(feature = "nats")]
+pub(crate) fn nats(source: &SourceConfig, bus: &BusConfig) -> Option<NatsSource> {
+    let SourceKind::Nats(nats) = &source.kind else { return None };
+    let settings = nats_settings(source, nats, bus, &[]);
+    Some(NatsSource::new(settings, Arc::new(crate::clock::SystemClock)))
+}
+
+#[cfg(feature = "nats")]
+fn nats_settings(
+    source: &SourceConfig,
+    nats: &NatsSection,
+    bus: &BusConfig,
+    reserved: &[&'static str],
+) -> NatsSettings {
     let text = |hidden: &config::Hidden| hidden.expose().to_owned();
-    let settings = NatsSettings {
+    NatsSettings {
         name: source.name.clone(),
         servers: nats.servers.clone(),
         login: match &nats.login {
@@ -86,8 +105,7 @@ fn open_nats(
         group: group(source),
         mapping: mapping(source),
         reserved: reserved.to_vec(),
-    };
-    Ok(Arc::new(NatsSource::new(settings, Arc::clone(clock))))
+    }
 }
 
 #[cfg(not(feature = "nats"))]
@@ -107,6 +125,26 @@ fn open_kafka(
     kafka: &KafkaSection,
     reserved: &[&'static str],
 ) -> Result<Arc<dyn Source>, AppError> {
+    let open = KafkaSource::new(kafka_settings(source, kafka, reserved));
+    let open = open.map_err(|cause| AppError::Bus { name: source.name.clone(), cause })?;
+    Ok(Arc::new(open))
+}
+
+/// The source, to look at; `None`: it is no Kafka.
+#[cfg(feature = "kafka")]
+pub(crate) fn kafka(
+    source: &SourceConfig,
+) -> Option<Result<KafkaSource, crate::bus::BusError>> {
+    let SourceKind::Kafka(kafka) = &source.kind else { return None };
+    Some(KafkaSource::new(kafka_settings(source, kafka, &[])))
+}
+
+#[cfg(feature = "kafka")]
+fn kafka_settings(
+    source: &SourceConfig,
+    kafka: &KafkaSection,
+    reserved: &[&'static str],
+) -> KafkaSettings {
     let tls = kafka.encrypted.then(|| KafkaTls {
         ca_file: kafka.tls.ca_file.clone(),
         client: kafka.tls.cert_file.clone().zip(kafka.tls.key_file.clone()),
@@ -122,7 +160,7 @@ fn open_kafka(
             }
         }
     });
-    let settings = KafkaSettings {
+    KafkaSettings {
         publish_topic: Some(kafka.publish_topic.clone()),
         group: kafka.group.clone(),
         start_group: group(source),
@@ -132,10 +170,7 @@ fn open_kafka(
         mode: mode(source),
         reserved: reserved.to_vec(),
         ..KafkaSettings::new(&source.name, kafka.brokers.clone(), kafka.topics.clone())
-    };
-    let open = KafkaSource::new(settings);
-    let open = open.map_err(|cause| AppError::Bus { name: source.name.clone(), cause })?;
-    Ok(Arc::new(open))
+    }
 }
 
 #[cfg(not(feature = "kafka"))]

@@ -52,6 +52,15 @@ pub enum CliError {
     /// Redis refused or failed a command.
     #[error(transparent)]
     Store(RedisError),
+    /// A bus that is not in Redis failed.
+    #[error("{0}; correct bus.sources, or start that server")]
+    Bus(String),
+    /// Positions moved while they were changed.
+    #[error("the positions of pipeline {pipeline} moved meanwhile; try again")]
+    Moving {
+        /// The pipeline.
+        pipeline: PipelineName,
+    },
     /// An event was not found.
     #[error("the event was not found")]
     NoEvent,
@@ -305,6 +314,7 @@ impl CliError {
             | Self::Away(_)
             | Self::NoAnswer(_)
             | Self::Full(_)
+            | Self::Bus(_)
             | Self::Store(RedisError::Version { .. })
             | Self::ImportStopped { passing: true, .. } => Exit::Unavailable,
             Self::App(error) => of_app(error),
@@ -328,6 +338,7 @@ impl CliError {
             | Self::Signals(_)
             | Self::TooManySet
             | Self::NoEvent
+            | Self::Moving { .. }
             | Self::NoNotification
             | Self::NotificationOver(_)
             | Self::ReplayHeld(_)

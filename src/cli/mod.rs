@@ -4,6 +4,7 @@
 mod attempts;
 mod audit;
 mod bots;
+mod bus;
 mod check;
 mod completions;
 mod config;
@@ -96,6 +97,8 @@ enum Command {
     Pipelines(pipelines::PipelinesArgs),
     /// Inspect bots; set weights; pause, resume, release and purge.
     Bots(bots::BotsArgs),
+    /// List the logs of the buses; pass over entries that cannot be read.
+    Bus(bus::BusArgs),
     /// Find an event and the attempts at it.
     Events(events::EventsArgs),
     /// Replay events of the bus into one pipeline: append them to its queues again.
@@ -165,6 +168,7 @@ impl Cli {
             Command::Tail(args) => Box::pin(tail::tail(load()?, args)).await,
             Command::Pipelines(args) => pipelines::pipelines(load()?, args).await,
             Command::Bots(args) => bots::bots(load()?, args).await,
+            Command::Bus(args) => Box::pin(bus::bus(load()?, args)).await,
             Command::Events(args) => Box::pin(events::events(load()?, args)).await,
             Command::Replay(args) => replay::replay(load()?, args).await,
             Command::Dead(args) => dead::dead(load()?, args).await,

@@ -141,6 +141,11 @@ impl Session {
         &self.looking
     }
 
+    /// [`Self::link`], for sources of the bus.
+    pub(super) fn shared_link(&self) -> &Arc<Link> {
+        &self.looking
+    }
+
     /// The kind of a pipeline.
     pub(super) fn kind(&self, name: &PipelineName) -> Kind {
         Kinds::today(&self.config).of(name)

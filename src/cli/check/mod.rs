@@ -10,6 +10,7 @@ mod configuration;
 mod machine;
 mod mongo;
 mod redis;
+mod sources;
 mod target;
 
 use std::cell::RefCell;
@@ -133,9 +134,10 @@ pub(super) async fn check(
 
 async fn examine(config: &Config, audits: bool) -> Vec<Finding> {
     let progress = Progress::begin();
-    let (redis, mongo, targets, machine) = tokio::join!(
+    let (redis, mongo, sources, targets, machine) = tokio::join!(
         progress.step("Redis", redis::check(config)),
         progress.step("MongoDB", mongo::check(config)),
+        progress.step("buses", sources::check(config)),
         progress.step("push targets", target::check(config)),
         progress.step("this machine", machine::check(config)),
     );
@@ -145,7 +147,7 @@ async fn examine(config: &Config, audits: bool) -> Vec<Finding> {
         Vec::new()
     };
     progress.0.finish_and_clear();
-    let found = [configuration::check(config), redis, mongo, targets, machine, audit];
+    let found = [configuration::check(config), redis, mongo, sources, targets, machine, audit];
     found.into_iter().flatten().collect()
 }
 
