@@ -4,13 +4,18 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_nats::jetstream::stream;
+use rdkafka::admin::NewPartitions;
 use rdkafka::config::ClientConfig;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 
-use crate::support::bus::Publisher;
+use crate::support::bus::{Publisher, event};
+use crate::support::cli::run_in;
+use crate::support::config::config;
 use crate::support::fleet::Fleet;
-use crate::support::kafka::{Engine, KafkaBroker};
+use crate::support::instance::Instance;
+use crate::support::kafka::{Engine, KafkaBroker, patient};
 use crate::support::nats::{NatsServer, Options as NatsOptions};
+use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::wait::eventually;
 
@@ -66,35 +71,34 @@ impl Bus {
         Fleet::new(options, BOTS, &[("bus.streams", "[]"), ("bus.sources", &sources)])
     }
 
-    async fn publish(&self, publisher: &mut Publisher, each: u32) {
+    /// Puts events of these bots on the bus, in order.
+    async fn add(&self, bots: &[String], texts: &[String]) {
         match self {
             Self::Nats(server) => {
                 let jetstream = server.jetstream().await;
-                let add = async |bots: &[String], texts: &[String]| {
-                    let mut acks = Vec::with_capacity(texts.len());
-                    for (bot, text) in bots.iter().zip(texts) {
-                        let subject = format!("events.{bot}");
-                        acks.push(jetstream.publish(subject, text.clone().into()).await.unwrap());
-                    }
-                    for ack in acks {
-                        ack.await.unwrap();
-                    }
-                };
-                publisher.publish_by(each, add).await;
+                let mut acks = Vec::with_capacity(texts.len());
+                for (bot, text) in bots.iter().zip(texts) {
+                    let subject = format!("events.{bot}");
+                    acks.push(jetstream.publish(subject, text.clone().into()).await.unwrap());
+                }
+                for ack in acks {
+                    ack.await.unwrap();
+                }
             }
-            Self::Kafka(_, producer) => {
-                let add = async |bots: &[String], texts: &[String]| {
-                    let mut sent = Vec::with_capacity(texts.len());
-                    for (bot, text) in bots.iter().zip(texts) {
-                        let record = FutureRecord::to("events").key(bot).payload(text);
-                        sent.push(producer.send_result(record).unwrap());
-                    }
-                    for one in sent {
-                        one.await.unwrap().unwrap();
-                    }
-                };
-                publisher.publish_by(each, add).await;
-            }
+            Self::Kafka(_, producer) => add_to_kafka(producer, bots, texts).await,
+        }
+    }
+
+    async fn publish(&self, publisher: &mut Publisher, each: u32) {
+        let add = async |bots: &[String], texts: &[String]| self.add(bots, texts).await;
+        publisher.publish_by(each, add).await;
+    }
+
+    /// Stops the server for good.
+    fn stop(&mut self) {
+        match self {
+            Self::Nats(server) => server.kill9(),
+            Self::Kafka(broker, _) => broker.stop(),
         }
     }
 
@@ -122,6 +126,22 @@ impl Bus {
             Self::Kafka(broker, _) => broker.restart(),
         }
     }
+}
+
+async fn add_to_kafka(producer: &FutureProducer, bots: &[String], texts: &[String]) {
+    let mut sent = Vec::with_capacity(texts.len());
+    for (bot, text) in bots.iter().zip(texts) {
+        let record = FutureRecord::to("events").key(bot).payload(text);
+        sent.push(producer.send_result(record).unwrap());
+    }
+    for one in sent {
+        one.await.unwrap().unwrap();
+    }
+}
+
+async fn publish_to_kafka(producer: &FutureProducer, publisher: &mut Publisher, each: u32) {
+    let add = async |bots: &[String], texts: &[String]| add_to_kafka(producer, bots, texts).await;
+    publisher.publish_by(each, add).await;
 }
 
 /// Three processes, of which one after the other is killed while events arrive.
@@ -216,4 +236,133 @@ async fn partitions_are_shared_equally_and_move_when_a_process_dies() {
     fleet.drains(LONG).await;
     let report = fleet.report();
     assert!(report.is_clean() && report.sent == BOTS * 20, "{report}");
+}
+
+/// Producers learn of the new partitions within a second; the setting says three.
+#[tokio::test]
+async fn partitions_that_are_added_under_load_keep_the_order_of_each_bot() {
+    let bus = Bus::kafka(2).await;
+    let Bus::Kafka(broker, _) = &bus else { unreachable!() };
+    let mut config: ClientConfig = broker.config();
+    config.set("partitioner", "murmur2_random").set("enable.idempotence", "true");
+    config.set("topic.metadata.refresh.interval.ms", "1000");
+    let quick = config.create().unwrap();
+    let sources = bus.sources().replace("\"1s\"", "\"3s\"");
+    let settings = [("bus.streams", "[]"), ("bus.sources", &*sources)];
+    let mut fleet = Fleet::new(Options::default(), BOTS, &settings);
+    fleet.start(2).await;
+    publish_to_kafka(&quick, &mut fleet.publisher, 10).await;
+    fleet.drains(LONG).await;
+    let more = NewPartitions::new("events", 6);
+    broker.admin().create_partitions([&more], &patient()).await.unwrap()[0].clone().unwrap();
+    for _ in 0..20 {
+        publish_to_kafka(&quick, &mut fleet.publisher, 5).await;
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    fleet.drains(LONG).await;
+    let report = fleet.report();
+    assert!(report.is_clean() && report.sent == BOTS * 110, "{report}");
+    let mut connection = fleet.server.connection().await;
+    let states: BTreeMap<String, String> =
+        redis::cmd("HGETALL").arg("fl:{kafka:k}:logs").query_async(&mut connection).await.unwrap();
+    assert_eq!(states.len(), 6, "{states:?}");
+    assert!(states.values().all(|state| state == "\"open\""), "{states:?}");
+    // Without new partitions, the test would show nothing.
+    let ends = redis::cmd("HLEN").arg("fl:{kafka:k/events/5}:read").query_async(&mut connection);
+    let noted: u32 = ends.await.unwrap();
+    assert!(noted > 0, "nothing was read of the last partition");
+}
+
+#[tokio::test]
+async fn a_repetition_within_the_time_of_deduplication_is_copied_once_on_each_bus() {
+    let nats = Bus::nats().await;
+    let kafka = Bus::kafka(1).await;
+    for bus in [&nats, &kafka] {
+        let server = RedisServer::start(Options::default());
+        let log = Log::default();
+        let sources = bus.sources();
+        let settings =
+            [("bus.streams", "[]"), ("bus.sources", &*sources), ("bus.dedup", "\"1h\"")];
+        let config = config(&server, "once", &settings);
+        let instance = Instance::start(&config, log.content()).await;
+        let ids = [0, 1, 1, 2, 0, 3, 2, 4, 4, 4];
+        let events: Vec<_> = ids.iter().map(|id| event("b", "t", id)).collect();
+        for _ in 0..2 {
+            bus.add(&vec!["b".to_owned(); ids.len()], &events).await;
+        }
+        // Other bots have ids of their own.
+        bus.add(&["c".to_owned()], &[event("c", "t", 4)]).await;
+        bus.add(&["b".to_owned()], &[event("b", "t", "last")]).await;
+        eventually(LONG, "all are handled", async || log.len() == 7).await;
+        let of_b: Vec<_> = log.all().into_iter().filter(|seen| seen.bot == "b").collect();
+        let of_b: Vec<_> = of_b.iter().map(|seen| seen.id.as_str()).collect();
+        assert_eq!(of_b, ["0", "1", "2", "3", "4", "last"]);
+        instance.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn what_http_accepts_is_on_the_bus_and_is_handled() {
+    for bus in [Bus::nats().await, Bus::kafka(4).await] {
+        let server = RedisServer::start(Options::default());
+        let log = Log::default();
+        let sources = bus.sources();
+        let settings = [("bus.streams", "[]"), ("bus.sources", &*sources)];
+        let config = config(&server, "web", &settings);
+        let instance = Instance::start(&config, log.content()).await;
+        let events: Vec<_> = (0..100).map(|id| event("b", "t", id)).collect();
+        let body = format!("[{}]", events.join(","));
+        let client = instance.client();
+        let answer = client.publish("application/cloudevents-batch+json", &body).await;
+        assert_eq!(answer.code, 202, "{answer:?}");
+        eventually(LONG, "all are handled", async || log.len() == 100).await;
+        assert_eq!(log.ids("web"), (0..100).map(|id| id.to_string()).collect::<Vec<_>>());
+        instance.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn operators_list_the_logs_check_the_buses_and_pass_over_entries() {
+    for (mut bus, log_name) in
+        [(Bus::nats().await, "nats:n/EVENTS"), (Bus::kafka(1).await, "kafka:k/events/0")]
+    {
+        let server = RedisServer::start(Options::default());
+        let (log, sources) = (Log::default(), bus.sources());
+        let settings = [("bus.streams", "[]"), ("bus.sources", &*sources)];
+        let config = config(&server, "work", &settings);
+        let instance = Instance::start(&config, log.content()).await;
+        bus.add(&["b".to_owned()], &[event("b", "t", 0)]).await;
+        eventually(LONG, "it is handled", async || log.len() == 1).await;
+        instance.stop().await;
+        bus.add(&vec!["b".to_owned(); 3], &[1, 2, 3].map(|id| event("b", "t", id))).await;
+        let directory = tempfile::tempdir().unwrap();
+        let written = config.replace("handler = \"recorder\"", "handler = \"log\"");
+        std::fs::write(directory.path().join("fairlane.toml"), &written).unwrap();
+        let run = |arguments: &[&str]| run_in(directory.path(), arguments, "");
+        let listed = run(&["bus", "list", "--json"]);
+        let logs: serde_json::Value = serde_json::from_str(&listed.out).unwrap();
+        assert_eq!(logs[0]["log"], log_name, "{listed:?}");
+        let (copied, last) = (logs[0]["copied"].as_str().unwrap(), logs[0]["last"].as_str().unwrap());
+        assert_ne!(copied, last);
+        let check = run(&["check", "--json"]);
+        let found: serde_json::Value = serde_json::from_str(&check.out).unwrap();
+        let of_bus = found.as_array().unwrap().iter().find(|finding| {
+            finding["check"].as_str().is_some_and(|check| check.starts_with("bus "))
+        });
+        assert_eq!(of_bus.unwrap()["state"], "ok", "{check:?}");
+        let refused = run(&["bus", "skip", log_name, "--to", last]);
+        assert!(refused.code == 64 && refused.err.contains("--yes"), "{refused:?}");
+        let skipped = run(&["bus", "skip", log_name, "--to", last, "--yes"]);
+        assert!(skipped.code == 0 && skipped.out.contains("passed over"), "{skipped:?}");
+        let audit = run(&["audit"]);
+        assert!(audit.out.contains("bus.skip") && audit.out.contains(log_name), "{audit:?}");
+        let instance = Instance::start(&config, log.content()).await;
+        bus.add(&["b".to_owned()], &[event("b", "t", 4)]).await;
+        eventually(LONG, "the next is handled", async || log.len() == 2).await;
+        assert_eq!(log.ids("work"), ["0", "4"]);
+        instance.stop().await;
+        bus.stop();
+        let away = run(&["check", "--json"]);
+        assert!(away.code == 69 && away.out.contains("its events are not copied"), "{away:?}");
+    }
 }
