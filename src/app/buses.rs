@@ -132,9 +132,7 @@ fn open_kafka(
 
 /// The source, to look at; `None`: it is no Kafka.
 #[cfg(feature = "kafka")]
-pub(crate) fn kafka(
-    source: &SourceConfig,
-) -> Option<Result<KafkaSource, crate::bus::BusError>> {
+pub(crate) fn kafka(source: &SourceConfig) -> Option<Result<KafkaSource, crate::bus::BusError>> {
     let SourceKind::Kafka(kafka) = &source.kind else { return None };
     Some(KafkaSource::new(kafka_settings(source, kafka, &[])))
 }

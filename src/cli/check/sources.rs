@@ -212,7 +212,10 @@ async fn kafka(config: &Config, source: &SourceConfig, check: String) -> Vec<Fin
         if sample.without_key > 0 {
             add(
                 of("keys"),
-                format!("{} of the last {} records have no key", sample.without_key, sample.records),
+                format!(
+                    "{} of the last {} records have no key",
+                    sample.without_key, sample.records
+                ),
                 "the events of a bot are in several partitions, so they have no order",
                 "key the records by bot",
             );

@@ -268,8 +268,9 @@ async fn partitions_that_are_added_under_load_keep_the_order_of_each_bot() {
     assert_eq!(states.len(), 6, "{states:?}");
     assert!(states.values().all(|state| state == "\"open\""), "{states:?}");
     // Without new partitions, the test would show nothing.
-    let ends = redis::cmd("HLEN").arg("fl:{kafka:k/events/5}:read").query_async(&mut connection);
-    let noted: u32 = ends.await.unwrap();
+    let mut asking = redis::cmd("HLEN");
+    asking.arg("fl:{kafka:k/events/5}:read");
+    let noted: u32 = asking.query_async(&mut connection).await.unwrap();
     assert!(noted > 0, "nothing was read of the last partition");
 }
 
@@ -281,8 +282,7 @@ async fn a_repetition_within_the_time_of_deduplication_is_copied_once_on_each_bu
         let server = RedisServer::start(Options::default());
         let log = Log::default();
         let sources = bus.sources();
-        let settings =
-            [("bus.streams", "[]"), ("bus.sources", &*sources), ("bus.dedup", "\"1h\"")];
+        let settings = [("bus.streams", "[]"), ("bus.sources", &*sources), ("bus.dedup", "\"1h\"")];
         let config = config(&server, "once", &settings);
         let instance = Instance::start(&config, log.content()).await;
         let ids = [0, 1, 1, 2, 0, 3, 2, 4, 4, 4];
@@ -342,7 +342,8 @@ async fn operators_list_the_logs_check_the_buses_and_pass_over_entries() {
         let listed = run(&["bus", "list", "--json"]);
         let logs: serde_json::Value = serde_json::from_str(&listed.out).unwrap();
         assert_eq!(logs[0]["log"], log_name, "{listed:?}");
-        let (copied, last) = (logs[0]["copied"].as_str().unwrap(), logs[0]["last"].as_str().unwrap());
+        let (copied, last) =
+            (logs[0]["copied"].as_str().unwrap(), logs[0]["last"].as_str().unwrap());
         assert_ne!(copied, last);
         let check = run(&["check", "--json"]);
         let found: serde_json::Value = serde_json::from_str(&check.out).unwrap();
