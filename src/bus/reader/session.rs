@@ -57,6 +57,7 @@ impl Copying<'_> {
         for (log, covered) in covered {
             let log = &mut session.logs[log];
             log.copied = (covered.end, log.copied.1 + covered.entries);
+            log.metrics.events.increment(covered.entries);
         }
         Ok(positions)
     }
