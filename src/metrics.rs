@@ -263,6 +263,7 @@ impl BusMetrics {
         for counter in [&metrics.events, &metrics.gap, &metrics.trimmed] {
             counter.absolute(0);
         }
+        counter!(BUS_TOMBSTONES).absolute(0);
         let reasons = ["field", "size", "json", "msgpack", "attribute", "botid"];
         // Only records of NATS and Kafka have these.
         let of_records = ["header", "format", "data", "plain", "mapping"];

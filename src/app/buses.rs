@@ -32,7 +32,13 @@ impl Buses {
         clock: &SharedClock,
     ) -> Result<Self, AppError> {
         let open = |source: &SourceConfig| match &source.kind {
-            SourceKind::Nats(nats) => open_nats(source, nats, config, reserved, clock),
+            #[cfg(feature = "nats")]
+            SourceKind::Nats(nats) => Ok(open_nats(source, nats, config, reserved, clock)),
+            #[cfg(not(feature = "nats"))]
+            SourceKind::Nats(_) => Err(lacks(source)),
+            #[cfg(not(feature = "kafka"))]
+            SourceKind::Kafka(_) => Err(lacks(source)),
+            #[cfg(feature = "kafka")]
             SourceKind::Kafka(kafka) => open_kafka(source, kafka, reserved),
         };
         config.sources.iter().map(open).collect::<Result<_, _>>().map(Self)
@@ -61,9 +67,9 @@ fn open_nats(
     bus: &BusConfig,
     reserved: &[&'static str],
     clock: &SharedClock,
-) -> Result<Arc<dyn Source>, AppError> {
+) -> Arc<dyn Source> {
     let settings = nats_settings(source, nats, bus, reserved);
-    Ok(Arc::new(NatsSource::new(settings, Arc::clone(clock))))
+    Arc::new(NatsSource::new(settings, Arc::clone(clock)))
 }
 
 /// The source, to look at; `None`: it is no NATS.
@@ -106,17 +112,6 @@ fn nats_settings(
         mapping: mapping(source),
         reserved: reserved.to_vec(),
     }
-}
-
-#[cfg(not(feature = "nats"))]
-fn open_nats(
-    source: &SourceConfig,
-    _: &NatsSection,
-    _: &BusConfig,
-    _: &[&'static str],
-    _: &SharedClock,
-) -> Result<Arc<dyn Source>, AppError> {
-    Err(AppError::NoBus { name: source.name.clone(), kind: "nats" })
 }
 
 #[cfg(feature = "kafka")]
@@ -171,13 +166,9 @@ fn kafka_settings(
     }
 }
 
-#[cfg(not(feature = "kafka"))]
-fn open_kafka(
-    source: &SourceConfig,
-    _: &KafkaSection,
-    _: &[&'static str],
-) -> Result<Arc<dyn Source>, AppError> {
-    Err(AppError::NoBus { name: source.name.clone(), kind: "kafka" })
+#[cfg(not(all(feature = "nats", feature = "kafka")))]
+fn lacks(source: &SourceConfig) -> AppError {
+    AppError::NoBus { name: source.name.clone(), kind: source.kind.as_str() }
 }
 
 #[cfg(any(feature = "nats", feature = "kafka"))]

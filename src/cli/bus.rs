@@ -21,9 +21,19 @@ use crate::redis::keys;
 use crate::redis::scripts::{Advance, Advanced, Span};
 use crate::trail::Action as Act;
 
+const LIST: &str = "\
+Examples:
+  fairlane bus list
+  fairlane bus list --json | jq '.[] | select(.lag > 0)'";
+
 const EXAMPLES: &str = "\
 Examples:
   fairlane bus list
+  fairlane bus skip kafka:orders/orders/3 --to 1-118   shows what is passed over, and asks
+  fairlane bus skip kafka:orders/orders/3 --to 1-118 --yes";
+
+const SKIP: &str = "\
+Examples:
   fairlane bus skip kafka:orders/orders/3 --to 1-118   shows what is passed over, and asks
   fairlane bus skip kafka:orders/orders/3 --to 1-118 --yes";
 
@@ -38,12 +48,14 @@ pub(super) struct BusArgs {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// List the logs of all buses: streams, and partitions of topics.
+    #[command(after_help = LIST)]
     List {
         /// Print JSON instead of text.
         #[arg(long)]
         json: bool,
     },
     /// Pass over entries of a log that cannot be read, in all pipelines. They are never handled.
+    #[command(after_help = SKIP)]
     Skip {
         /// The log, as `fairlane bus list` and the error name it.
         #[arg(value_name = "LOG")]

@@ -165,7 +165,7 @@ fn decoded(raw: &RawBatch, settings: &KafkaSettings) -> Batch {
         entries.push(Entry { offset: offset(raw.incarnation, record.offset + 1), event });
     }
     if tombstones > 0 {
-        counter!(BUS_TOMBSTONES, "topic" => topic.to_owned()).increment(tombstones);
+        counter!(BUS_TOMBSTONES).increment(tombstones);
     }
     Batch { log: raw.log, entries, end: raw.end, added_ms: raw.added_ms }
 }

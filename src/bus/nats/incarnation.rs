@@ -2,7 +2,7 @@
 //!
 //! A stream that is made anew is later, so its offsets are. But a stream can also lose its last
 //! messages: after a power cut, and when a backup is restored. It then assigns their sequences
-//! again, and shards would take the new messages for copied ones. JetStream can raise the next
+//! again, and shards would take the new messages for copied ones. `JetStream` can raise the next
 //! sequence only by deleting all messages, which belong to others too. So the messages after such a
 //! fall belong to a new *incarnation*: their offsets begin 1 ms after those of the one before.
 //!
@@ -35,7 +35,7 @@ impl Incarnations {
         let mut all: Vec<_> = falls.into_iter().collect();
         all.sort_by_key(|fall| fall.number);
         let new = Self { created, falls: Vec::new() };
-        all.into_iter().fold(new, |known, fall| known.with(fall))
+        all.into_iter().fold(new, Self::with)
     }
 
     /// When the stream was made, ms since 1970.

@@ -72,11 +72,12 @@ impl NatsSource {
         let message = |event: &Outgoing<'_>| self.message(event, &template, sizes);
         let messages = events.iter().map(message).collect::<Result<Vec<_>, _>>()?;
         let adding = async {
-            if facts.config.allow_atomic_publish && (2..=ATOMIC_MAX).contains(&messages.len()) {
-                if let Some(last) = self.add_atomically(&connected, &messages).await? {
-                    let first = (last + 1).saturating_sub(messages.len() as u64);
-                    return Ok((first..=last).collect());
-                }
+            if facts.config.allow_atomic_publish
+                && (2..=ATOMIC_MAX).contains(&messages.len())
+                && let Some(last) = self.add_atomically(&connected, &messages).await?
+            {
+                let first = (last + 1).saturating_sub(messages.len() as u64);
+                return Ok((first..=last).collect());
             }
             self.add_each(&connected, messages).await
         };

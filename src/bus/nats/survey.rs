@@ -153,7 +153,6 @@ fn matches(pattern: &str, subject: &str) -> bool {
     for wanted in pattern.split('.') {
         match (wanted, tokens.next()) {
             (">", Some(_)) => return true,
-            (_, None) => return false,
             (wanted, Some(token)) if wanted == "*" || wanted == token => {}
             _ => return false,
         }

@@ -3,6 +3,9 @@
 use futures_util::future::join_all;
 
 use super::Finding;
+#[cfg(any(feature = "nats", feature = "kafka"))]
+use crate::bus::BusError;
+#[cfg(any(feature = "nats", feature = "kafka"))]
 use crate::cli::error::Exit;
 use crate::config::{Config, SourceConfig, SourceKind};
 
@@ -18,8 +21,8 @@ pub(super) async fn check(config: &Config) -> Vec<Finding> {
     join_all(all).await.into_iter().flatten().collect()
 }
 
-#[cfg_attr(not(any(feature = "nats", feature = "kafka")), expect(dead_code, reason = "no bus"))]
-fn failed(check: &str, error: impl ToString) -> Finding {
+#[cfg(any(feature = "nats", feature = "kafka"))]
+fn failed(check: &str, error: &BusError) -> Finding {
     let (why, remedy) = (
         "its events are not copied, and nothing can be published to it",
         "start that server, or correct the source in bus.sources",
@@ -53,7 +56,7 @@ async fn nats(config: &Config, source: &SourceConfig, check: String) -> Vec<Find
     let Some(opened) = crate::app::buses::nats(source, &config.bus) else { return Vec::new() };
     let survey = match opened.survey().await {
         Ok(survey) => survey,
-        Err(error) => return vec![failed(&check, error)],
+        Err(error) => return vec![failed(&check, &error)],
     };
     let Some(stream) = &survey.stream else {
         let found = format!("NATS {} answers, but the stream does not exist", survey.server);
@@ -137,11 +140,11 @@ async fn kafka(config: &Config, source: &SourceConfig, check: String) -> Vec<Fin
     let Some(opened) = crate::app::buses::kafka(source) else { return Vec::new() };
     let opened = match opened {
         Ok(opened) => opened,
-        Err(error) => return vec![failed(&check, error)],
+        Err(error) => return vec![failed(&check, &error)],
     };
     let survey = match opened.survey().await {
         Ok(survey) => survey,
-        Err(error) => return vec![failed(&check, error)],
+        Err(error) => return vec![failed(&check, &error)],
     };
     let cluster = survey.cluster.as_deref().unwrap_or("without an id");
     let mut findings =

@@ -10,6 +10,7 @@ use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
 
 use super::rig::{LONG, Rig, WAIT, event, settings};
 use crate::support::kafka::{Engine, KafkaBroker, PATIENCE};
@@ -147,13 +148,14 @@ async fn a_partition_that_moves_to_another_broker_is_read_on() {
 
 /// Forwards connections, and damages one word of the answers, as a faulty network card would.
 async fn damage(listener: TcpListener, broker: SocketAddr) {
+    let mut lines = JoinSet::new();
     loop {
         let (client, _) = listener.accept().await.unwrap();
         let server = TcpStream::connect(broker).await.unwrap();
         let (mut from_client, mut to_client) = client.into_split();
         let (mut from_server, mut to_server) = server.into_split();
-        tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
-        tokio::spawn(async move {
+        lines.spawn(async move { drop(tokio::io::copy(&mut from_client, &mut to_server).await) });
+        lines.spawn(async move {
             let mut bytes = vec![0; 64 * 1_024];
             while let Ok(length @ 1..) = from_server.read(&mut bytes).await {
                 let found = bytes[..length].windows(7).position(|word| word == b"DAMAGED");
@@ -172,7 +174,8 @@ async fn damage(listener: TcpListener, broker: SocketAddr) {
 async fn a_batch_that_cannot_be_read_names_its_place_and_is_never_skipped() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let broker = KafkaBroker::start_behind(listener.local_addr().unwrap().port());
-    tokio::spawn(damage(listener, broker.own_address()));
+    let mut front = JoinSet::new();
+    front.spawn(damage(listener, broker.own_address()));
     broker.create_topic("events", 1).await;
     let producer: FutureProducer = broker.config().create().unwrap();
     for data in ["first", "DAMAGED", "last"] {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use fairlane::bus::BusError;
 use fairlane::bus::kafka::{KafkaSettings, KafkaSource};
 use fairlane::bus::source::Source as _;
+use fairlane::event::Event;
 use fairlane::id::Offset;
 use rdkafka::admin::NewPartitions;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -346,7 +347,7 @@ async fn tombstones_are_skipped_and_records_that_are_no_events_are_returned() {
         .await;
         let found: Vec<_> = entries
             .iter()
-            .map(|entry| (entry.offset.seq, entry.event.as_ref().ok().map(|event| event.id())))
+            .map(|entry| (entry.offset.seq, entry.event.as_ref().ok().map(Event::id)))
             .collect();
         let (ok, wrong) = (Some("good"), None);
         let wanted = [(2, wrong), (3, wrong), (4, wrong), (5, ok), (6, ok)];

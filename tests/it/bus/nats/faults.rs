@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use fairlane::bus::BusError;
 use fairlane::bus::source::{Source as _, Standing};
 use fairlane::id::Offset;
+use tokio::task::JoinSet;
 
 use super::{Copy, LONG, SECOND, config, fetch, ids, log, make, open, publish, settings, source};
 use crate::support::nats::{NatsServer, Options};
@@ -18,7 +19,8 @@ async fn kills_of_the_server_lose_repeat_and_reorder_nothing() {
     let mut server = NatsServer::start(Options::default());
     make(&server, config()).await;
     let producer = Arc::new(source(settings(&server)));
-    let publishing = tokio::spawn(async move {
+    let mut publishing = JoinSet::new();
+    publishing.spawn(async move {
         for batch in 0..BATCHES {
             let ids = ids(batch * SIZE..(batch + 1) * SIZE);
             let began = Instant::now();
@@ -37,7 +39,7 @@ async fn kills_of_the_server_lose_repeat_and_reorder_nothing() {
     }
     let count = usize::try_from(BATCHES * SIZE).unwrap();
     assert_eq!(copy.until(&source, count).await, ids(0..BATCHES * SIZE));
-    publishing.await.unwrap();
+    publishing.join_next().await.unwrap().unwrap();
     assert_eq!(copy.lost, 0);
     assert!(copy.errors >= 1);
 }
