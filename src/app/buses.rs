@@ -13,9 +13,13 @@ use crate::bus::nats::{NatsLogin, NatsSettings, NatsSource};
 #[cfg(any(feature = "nats", feature = "kafka"))]
 use crate::bus::record::{self, Mapping, Mode};
 use crate::clock::SharedClock;
+#[cfg(feature = "kafka")]
+use crate::config::KafkaSection;
+#[cfg(feature = "nats")]
+use crate::config::NatsSection;
 #[cfg(any(feature = "nats", feature = "kafka"))]
 use crate::config::{self, PublishFormat, SourceStart};
-use crate::config::{BusConfig, KafkaSection, NatsSection, SourceConfig, SourceKind};
+use crate::config::{BusConfig, SourceConfig, SourceKind};
 
 /// The buses beside Redis, in the order of `bus.sources`. They connect when they are first used.
 #[derive(Debug, Clone, Default)]
@@ -26,6 +30,7 @@ impl Buses {
     ///
     /// # Errors
     /// If a client does not take a setting, or this build lacks it.
+    #[cfg_attr(not(feature = "nats"), expect(unused_variables, reason = "no client takes them"))]
     pub(crate) fn open(
         config: &BusConfig,
         reserved: &[&'static str],

@@ -31,11 +31,13 @@ fn failed(check: &str, error: &BusError) -> Finding {
 }
 
 #[cfg(not(feature = "nats"))]
+#[expect(clippy::unused_async, reason = "as with the client")]
 async fn nats(_: &Config, _: &SourceConfig, check: String) -> Vec<Finding> {
     vec![lacks(check, "nats")]
 }
 
 #[cfg(not(feature = "kafka"))]
+#[expect(clippy::unused_async, reason = "as with the client")]
 async fn kafka(_: &Config, _: &SourceConfig, check: String) -> Vec<Finding> {
     vec![lacks(check, "kafka")]
 }
