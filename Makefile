@@ -51,6 +51,9 @@ screenshots: setup ## pictures of all web pages, light and dark, in target/scree
 
 check: check-fmt check-clippy check-doc check-deny ## formatting, lints, documentation, dependencies
 
+# `pipeline --bus nats` and `kafka` start the servers of the tests, once `make setup` has installed them.
+bench: export FAIRLANE_NATS_SERVER ?= $(abspath $(TARGET)/buses/bin/nats-server)
+bench: export FAIRLANE_NOIDA_DB ?= $(abspath $(TARGET)/buses/noida-db)
 bench: setup-build release-bench ## measure this machine; SCENARIO=latency, fairness, ...
 	$(TARGET)/release/fairlane-bench $(SCENARIO) $(ARGS)
 

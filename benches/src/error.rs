@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use fairlane::app::AppError;
+use fairlane::bus::BusError;
 use fairlane::cli::{CliError, Exit};
 use fairlane::config::MongoUrlError;
 use fairlane::event::EventError;
@@ -44,6 +45,13 @@ pub(crate) enum BenchError {
         directory.display()
     )]
     NoPackages { directory: PathBuf, problem: &'static str },
+    #[error(
+        "{} cannot be used: {problem}; install it and name it with {variable}, or name a server with --server; in a clone of the repository `make bench` does both",
+        program.display()
+    )]
+    NoBusServer { program: PathBuf, variable: &'static str, problem: String },
+    #[error(transparent)]
+    Bus(#[from] BusError),
     #[error("the receiver of the bench has an unusable address: {0}")]
     Receiver(#[from] UrlError),
     #[error("the Redis cluster of the bench cannot be used: {0}")]
@@ -104,6 +112,10 @@ pub(crate) enum CommandError {
     TooLong { seconds: u64, most: u64 },
     #[error("--busy {busy} leaves no quiet tenant of --tenants {tenants}; write a smaller --busy")]
     NoQuietTenants { tenants: u32, busy: u32 },
+    #[error(
+        "--bus nats and --bus kafka are measured with --handler check only; leave one of the two out"
+    )]
+    BusNeedsCheck,
     #[error("--token-file {}: {problem}", path.display())]
     TokenFile { path: PathBuf, problem: String },
     #[error("a hostile bot reaches the quiet ones through {0}; the table above has the figures")]
@@ -125,12 +137,15 @@ impl CommandError {
             | Self::Remote(_)
             | Self::TooLong { .. }
             | Self::NoQuietTenants { .. }
+            | Self::BusNeedsCheck
             | Self::TokenFile { .. } => Exit::Usage,
             Self::Bench(
                 BenchError::PrivateMongo(_)
                 | BenchError::Mongo(_)
                 | BenchError::Unreachable { .. }
                 | BenchError::NoNode(_)
+                | BenchError::NoBusServer { .. }
+                | BenchError::Bus(_)
                 | BenchError::NoPackages { .. },
             ) => Exit::Unavailable,
             Self::Bench(_)

@@ -6,6 +6,7 @@
 
 mod automations;
 mod axis;
+mod buses;
 mod cli;
 mod counters;
 mod cpu;

@@ -55,7 +55,8 @@ pub(crate) struct Report {
     pub(crate) reordered: u64,
 }
 
-struct Check(Arc<Meter>);
+/// Checks the order of the events.
+pub(crate) struct Check(pub(crate) Arc<Meter>);
 
 impl Handler for Check {
     async fn handle(&self, _: &Environment, slice: &Slice) -> Result<Outcomes, Failure> {
@@ -91,7 +92,7 @@ async fn measure(
     let events = generate(options)?;
     let mut published = 0;
     for chunk in events.chunks(10_000) {
-        rig.publish(chunk.iter()).await?;
+        rig.publish(chunk.iter().map(|(_, json)| json)).await?;
         published += chunk.len() as u64;
         watch("publishing", published);
     }
@@ -146,8 +147,8 @@ pub(crate) fn history(pipeline: &mut PipelineConfig, is_kept: bool) {
     }
 }
 
-/// The events, in order for each bot, with bots mixed at random.
-fn generate(options: Options) -> Result<Vec<Vec<u8>>, BenchError> {
+/// The events as JSON, in order for each bot, with bots mixed at random.
+pub(crate) fn generate(options: Options) -> Result<Vec<(BotId, Vec<u8>)>, BenchError> {
     let mut order: Vec<usize> = (0..options.events).map(|n| n % options.bots).collect();
     // A fixed seed, so that two runs do the same work.
     order.shuffle(&mut rand::rngs::SmallRng::seed_from_u64(7));
@@ -157,7 +158,9 @@ fn generate(options: Options) -> Result<Vec<Vec<u8>>, BenchError> {
         .map(|bot| {
             let id = positions[bot].to_string();
             positions[bot] += 1;
-            Ok(event(&BotId::parse(&format!("bot-{bot}"))?, &id, "bench", options.bytes)?)
+            let bot = BotId::parse(&format!("bot-{bot}"))?;
+            let json = event(&bot, &id, "bench", options.bytes)?;
+            Ok((bot, json))
         })
         .collect()
 }

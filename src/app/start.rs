@@ -12,7 +12,7 @@ use super::{INGEST_TIMEOUT, RESPONSE_TIMEOUT, Site, findings};
 use crate::bus::Source;
 use crate::bus::reader::{self, Reading};
 use crate::bus::redis_stream::{RedisStream, Retention};
-use crate::config::SourceKind;
+use crate::config::{SourceConfig, SourceKind};
 use crate::fanout::starts::Starts;
 use crate::fanout::{Fanout, Interest};
 use crate::http::taken::Taken;
@@ -55,6 +55,7 @@ impl Site {
             gates,
             mongodb,
             streams: config.bus.streams.clone(),
+            buses: if roles.ingest { self.buses.meters().to_vec() } else { Vec::new() },
             roles: roles.names(),
             started: clock.now(),
         };
@@ -125,6 +126,7 @@ impl Site {
                 RESPONSE_TIMEOUT,
             ),
             bus: self.published(&health.link),
+            buses: config.bus.sources.iter().map(SourceConfig::bus).collect(),
             streams: config.bus.streams.clone(),
             backlog: Arc::clone(&self.backlog),
             taken: Taken::new(config, &self.needs.kinds, self.interests()),
@@ -159,6 +161,7 @@ impl Site {
             queues,
             prompt: Arc::clone(prompt),
             streams: config.bus.streams.clone(),
+            buses: config.bus.sources.iter().map(SourceConfig::bus).collect(),
             mongodb,
             clock: Arc::clone(clock),
             kept: Mutex::default(),
@@ -274,10 +277,12 @@ impl Site {
                 clock: Arc::clone(clock),
                 backlog: is_published.then(|| Arc::clone(&self.backlog)),
                 partition_wait: None,
+                meter: None,
             };
             shutdown.spawn(reader::run(reading, shutdown.clone()));
         }
-        for (settings, source) in self.buses.with(&config.bus) {
+        let others = self.buses.with(&config.bus).zip(self.buses.meters());
+        for ((settings, source), meter) in others {
             let is_published = config.bus.published() == settings.name;
             let reading = Reading {
                 source: Arc::clone(source),
@@ -289,6 +294,7 @@ impl Site {
                     SourceKind::Nats(_) => None,
                     SourceKind::Kafka(kafka) => Some(kafka.partition_wait),
                 },
+                meter: Some(Arc::clone(meter)),
             };
             shutdown.spawn(reader::run(reading, shutdown.clone()));
         }

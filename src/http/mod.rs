@@ -113,6 +113,8 @@ pub(crate) struct Api {
     pub(crate) bus: Arc<dyn Source>,
     /// All streams of the bus.
     pub(crate) streams: Vec<String>,
+    /// The names of the buses beside Redis.
+    pub(crate) buses: Vec<String>,
     /// The events on it that are not copied yet.
     pub(crate) backlog: Arc<Backlog>,
     /// The event types that the pipelines take.

@@ -38,6 +38,8 @@ pub(crate) struct Problems {
     /// A link without large answers, which measures the latency.
     pub(crate) prompt: Arc<Link>,
     pub(crate) streams: Vec<String>,
+    /// The buses beside Redis.
+    pub(crate) buses: Vec<String>,
     pub(crate) mongodb: Option<Arc<Reachable>>,
     pub(crate) clock: SharedClock,
     pub(crate) kept: Mutex<Option<(Instant, Arc<Facts>)>>,
@@ -70,6 +72,10 @@ impl Site for Problems {
 
     fn streams(&self) -> &[String] {
         &self.streams
+    }
+
+    fn buses(&self) -> Vec<String> {
+        self.buses.clone()
     }
 
     async fn pipelines(&self) -> Result<Vec<PipelineName>, RedisError> {

@@ -2,6 +2,7 @@
 //! rates of its pipelines to Redis. Operators see the sums over all processes. While a process is
 //! registered, the bus keeps the entries that its pipelines still need.
 
+mod bus;
 mod calls;
 mod long;
 
@@ -16,6 +17,7 @@ use tokio::time::Instant;
 use tracing::debug;
 use utoipa::ToSchema;
 
+pub use self::bus::{BusFailure, BusMeter, BusState, BusView};
 use self::calls::Counted;
 pub use self::calls::{CallPace, Calls, Failures};
 pub use self::long::{Long, LongSlice, Noted};
@@ -101,6 +103,9 @@ pub struct Process {
     /// The bus streams of its configuration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub streams: Vec<String>,
+    /// The buses beside Redis that it reads.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub buses: Vec<BusState>,
     /// Whether MongoDB answers it; `None`: it uses none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mongodb: Option<bool>,
@@ -186,6 +191,8 @@ pub(crate) struct Reported {
     pub(crate) gates: Option<Arc<Breakers>>,
     pub(crate) mongodb: Option<Arc<Reachable>>,
     pub(crate) streams: Vec<String>,
+    /// The buses beside Redis that it reads.
+    pub(crate) buses: Vec<Arc<BusMeter>>,
     pub(crate) roles: Vec<&'static str>,
     /// The time since 1970.
     pub(crate) started: Duration,
@@ -206,11 +213,14 @@ impl Reported {
         let mut breakers = gates.map(|gates| gates.open(Instant::now())).unwrap_or_default();
         breakers.truncate(BREAKERS_MAX);
         let mongodb = self.mongodb.as_ref().and_then(|mongodb| mongodb.known());
+        let buses: Vec<_> = self.buses.iter().map(|meter| meter.state()).collect();
         let hosts = |all: &[Breaker]| all.iter().map(|open| open.host.clone()).collect::<Vec<_>>();
         let changed = mongodb != process.mongodb
+            || bus::is_news(&process.buses, &buses)
             || !failing.keys().eq(process.failing.keys())
             || hosts(&breakers) != hosts(&process.breakers);
         (process.failing, process.breakers, process.mongodb) = (failing, breakers, mongodb);
+        process.buses = buses;
         changed
     }
 }
@@ -233,6 +243,7 @@ pub(crate) fn begin(
         calls: BTreeMap::new(),
         breakers: Vec::new(),
         streams: reported.streams.clone(),
+        buses: Vec::new(),
         mongodb: None,
         failing: BTreeMap::new(),
         long: Vec::new(),
@@ -329,6 +340,7 @@ mod tests {
             calls: BTreeMap::new(),
             breakers: Vec::new(),
             streams: Vec::new(),
+            buses: Vec::new(),
             mongodb: None,
             failing: BTreeMap::new(),
             long: Vec::new(),

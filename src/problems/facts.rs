@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::clock::millis;
 use crate::id::{BotId, PipelineName};
-use crate::presence::{self, Pace, Process};
+use crate::presence::{self, BusView, Pace, Process};
 use crate::queue::{Failing, LetterOfBot, PipelineView, Queue, Throttled};
 use crate::redis::{Link, RedisError, ServerInfo, StreamView};
 
@@ -34,6 +34,8 @@ pub(crate) trait Site: Sync {
     fn prompt(&self) -> &Link;
     /// The bus streams of the configuration.
     fn streams(&self) -> &[String];
+    /// The names of the buses beside Redis in the configuration.
+    fn buses(&self) -> Vec<String>;
     /// The known pipelines.
     fn pipelines(&self) -> impl Future<Output = Result<Vec<PipelineName>, RedisError>> + Send;
     /// The state of a pipeline by configuration alone.
@@ -53,6 +55,9 @@ pub(crate) trait Site: Sync {
 pub(crate) struct Facts {
     pub(crate) redis: RedisFacts,
     pub(crate) streams: Vec<StreamView>,
+    /// The buses beside Redis.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) buses: Vec<BusView>,
     /// Bus entries that could not be read.
     pub(crate) invalid: u64,
     #[serde(skip)]
@@ -191,6 +196,7 @@ impl Facts {
                 facts.pipelines.extend(found);
             }
         }
+        facts.buses = site.buses().iter().map(|bus| BusView::of(bus, &processes)).collect();
         facts.processes = processes;
         facts
     }
@@ -200,6 +206,7 @@ impl Facts {
         Self {
             redis: RedisFacts { target, error: Some(error), ..RedisFacts::default() },
             streams: Vec::new(),
+            buses: Vec::new(),
             invalid: 0,
             invalid_stream: String::new(),
             processes: Vec::new(),

@@ -6,7 +6,7 @@ use super::find::NAMED;
 use super::text::{count, duration};
 use super::{Code, Facts, Finding, PipelineState};
 use crate::id::PipelineName;
-use crate::presence::Process;
+use crate::presence::{BusState, BusView, Process};
 use crate::redis::{ServerInfo, StreamKind, StreamView};
 
 /// Percent of the maximum memory from which memory in use is a finding, and from which Redis
@@ -19,6 +19,9 @@ const SLOW_MS: u64 = 250;
 const LAG_MS: u64 = 10_000;
 /// Milliseconds. A process that has just started does not read the bus yet.
 const STARTING_MS: u64 = 5_000;
+/// A bus that cannot be read for this long is a finding. A shorter break is usual when its leader
+/// changes.
+const BUS_AWAY_MS: u64 = 2_000;
 
 pub(super) fn unavailable(error: &str) -> Finding {
     Finding::new(
@@ -184,9 +187,12 @@ pub(super) fn of_processes(facts: &Facts, found: &mut Vec<Finding>) {
 fn differing(facts: &Facts, found: &mut Vec<Finding>) {
     let off_bus: BTreeSet<&PipelineName> =
         facts.pipelines.iter().filter(|of| !of.takes_of_bus).map(|of| &of.name).collect();
-    for stream in facts.streams.iter().map(|view| &view.stream) {
+    let streams = facts.streams.iter().map(|view| &view.stream);
+    for stream in streams.chain(facts.buses.iter().map(|view| &view.bus)) {
         let readers = facts.processes.iter().filter(|process| {
-            process.streams.contains(stream) && process.roles.iter().any(|role| role == "ingest")
+            let is_source = process.streams.contains(stream)
+                || process.buses.iter().any(|state| state.bus == *stream);
+            is_source && process.roles.iter().any(|role| role == "ingest")
         });
         let mut sets: BTreeMap<BTreeSet<&PipelineName>, Vec<&Process>> = BTreeMap::new();
         for process in readers {
@@ -257,6 +263,9 @@ pub(super) fn of_bus(facts: &Facts, found: &mut Vec<Finding>) {
             );
         }
     }
+    for view in &facts.buses {
+        found.extend(of_other_bus(facts, view, is_taken));
+    }
     if facts.invalid > 0 {
         let client = redis_cli(&facts.redis.target);
         found.push(Finding::new(
@@ -265,6 +274,47 @@ pub(super) fn of_bus(facts: &Facts, found: &mut Vec<Finding>) {
             format!("{client} XREVRANGE {} + - COUNT 10", facts.invalid_stream),
         ));
     }
+}
+
+/// A bus beside Redis: what its readers say of it.
+fn of_other_bus(facts: &Facts, view: &BusView, is_taken: bool) -> Option<Finding> {
+    let BusView { bus, unread, .. } = view;
+    let age = |since: u64| facts.now_ms.saturating_sub(since);
+    if let Some(failing) = view.failing.as_ref().filter(|of| age(of.since_ms) >= BUS_AWAY_MS) {
+        let fails = |state: &BusState| state.bus == *bus && state.failing.is_some();
+        let processes = facts.processes.iter().filter(|process| process.buses.iter().any(fails));
+        return Some(
+            Finding::new(
+                Code::BusUnavailable,
+                format!("{bus} cannot be read: {}", failing.reason),
+                "correct that; to see what else is wrong: fairlane check".to_owned(),
+            )
+            .since(failing.since_ms)
+            .of_processes(processes.map(named).collect()),
+        );
+    }
+    let is_started = !facts.processes.iter().any(|process| age(process.started_ms) < STARTING_MS);
+    if view.processes == 0 && is_taken && is_started {
+        return Some(Finding::new(
+            Code::NoReader,
+            format!("no process reads {bus}"),
+            "start `fairlane serve` with the role ingest and this source in bus.sources".to_owned(),
+        ));
+    }
+    let since = view.unread_since_ms.filter(|since| age(*since) > LAG_MS)?;
+    let unread = is_are(*unread, "entry", "entries");
+    Some(
+        Finding::new(
+            Code::BusLag,
+            format!(
+                "{unread} of {bus} not copied yet; there were some all the time for {}",
+                duration(age(since))
+            ),
+            "wait until they are copied; if the number grows, start more processes: fairlane serve"
+                .to_owned(),
+        )
+        .since(since),
+    )
 }
 
 fn is_are(number: u64, one: &str, many: &str) -> String {

@@ -77,6 +77,7 @@ codes! {
     NoProcess "no-process" Critical "process-gone";
     NotAStream "not-a-stream" Critical "no-process-reads-the-bus";
     NoReader "no-reader" Critical "no-process-reads-the-bus";
+    BusUnavailable "bus-unavailable" Critical "bus-unavailable";
     MongodbUnavailable "mongodb-unavailable" Critical "mongodb-unavailable";
     PipelineFails "pipeline-fails" Critical "broken-target";
     NoWorkers "no-workers" Critical "stuck-pipeline";

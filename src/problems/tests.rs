@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::find::fails;
 use super::*;
 use crate::outbound::breakers::Breaker;
-use crate::presence::{Failures, Pace, Process};
+use crate::presence::{BusFailure, BusState, BusView, Failures, Pace, Process};
 use crate::queue::{Failing, LastFailure, PipelineView, Throttled};
 use crate::redis::{ServerInfo, StreamKind, StreamView};
 
@@ -22,6 +22,7 @@ fn process() -> Process {
         calls: BTreeMap::new(),
         breakers: Vec::new(),
         streams: vec!["fairlane:events".to_owned()],
+        buses: Vec::new(),
         mongodb: Some(true),
         failing: BTreeMap::new(),
         long: Vec::new(),
@@ -94,7 +95,7 @@ fn nothing_is_wrong_with_a_healthy_installation() {
 #[test]
 fn each_finding_has_its_code_and_names_the_remedy() {
     type Harm = fn(&mut Facts);
-    let cases: [(Harm, Code, &str); 25] = [
+    let cases: [(Harm, Code, &str); 28] = [
         (|f| f.redis.error = Some("gone".to_owned()), Code::RedisUnavailable, "fairlane check"),
         (|f| f.redis.ping_ms = Some(250), Code::RedisSlow, "redis-cli SLOWLOG GET"),
         (|f| info(f).eviction = "allkeys-lru".to_owned(), Code::RedisEvicts, "noeviction"),
@@ -128,6 +129,20 @@ fn each_finding_has_its_code_and_names_the_remedy() {
             },
             Code::BusLag,
             "fairlane serve",
+        ),
+        (|f| other_bus(f, |bus| bus.processes = 0), Code::NoReader, "role ingest"),
+        (
+            |f| other_bus(f, |bus| bus.unread_since_ms = Some(89_999)),
+            Code::BusLag,
+            "fairlane serve",
+        ),
+        (
+            |f| {
+                let failing = BusFailure { since_ms: 98_000, reason: "no answer".to_owned() };
+                other_bus(f, |bus| bus.failing = Some(failing));
+            },
+            Code::BusUnavailable,
+            "fairlane check",
         ),
         (|f| f.invalid = 1, Code::InvalidEntries, "XREVRANGE fairlane:invalid"),
         (|f| f.pipelines[0].view.dead = 1, Code::DeadLetters, "fairlane dead list --pipeline log"),
@@ -170,6 +185,45 @@ fn each_finding_has_its_code_and_names_the_remedy() {
         assert_eq!(found[0].code, code);
         assert!(found[0].remedy.contains(remedy), "{found:?}");
     }
+}
+
+/// Adds a bus that is read and has 5 unread entries.
+fn other_bus(facts: &mut Facts, change: impl FnOnce(&mut BusView)) {
+    let mut view = BusView {
+        bus: "kafka:orders".to_owned(),
+        processes: 1,
+        logs: 16,
+        unread: 5,
+        unread_since_ms: Some(95_000),
+        failing: None,
+    };
+    change(&mut view);
+    facts.buses.push(view);
+}
+
+#[test]
+fn a_bus_beside_redis_is_no_finding_during_a_short_break() {
+    let found = |change: fn(&mut BusView)| {
+        let mut facts = healthy();
+        other_bus(&mut facts, change);
+        find(&facts, Viewer::All)
+    };
+    assert_eq!(found(|_| {}), []);
+    assert_eq!(found(|bus| (bus.logs, bus.unread_since_ms) = (0, None)), [], "no topic yet");
+    let failing = |since_ms| Some(BusFailure { since_ms, reason: "no answer".to_owned() });
+    let mut facts = healthy();
+    other_bus(&mut facts, |bus| bus.failing = failing(98_001));
+    assert_eq!(find(&facts, Viewer::All), [], "a leader changes");
+    let state =
+        |failing| BusState { bus: "kafka:orders".to_owned(), failing, ..BusState::default() };
+    facts.buses[0].failing = failing(90_000);
+    facts.processes[0].buses = vec![state(failing(90_000))];
+    let found = find(&facts, Viewer::All);
+    assert_eq!(found[0].problem, "kafka:orders cannot be read: no answer");
+    assert_eq!(
+        (found[0].since_ms, &*found[0].processes),
+        (Some(90_000), &["here:1".to_owned()][..])
+    );
 }
 
 fn info(facts: &mut Facts) -> &mut ServerInfo {

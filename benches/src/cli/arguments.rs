@@ -24,6 +24,17 @@ pub(crate) enum Handled {
     Push,
 }
 
+/// The bus of the events of `fairlane-bench pipeline`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum BusArg {
+    /// A Redis stream, alone.
+    Redis,
+    /// A stream of NATS `JetStream`, beside a Redis stream.
+    Nats,
+    /// A topic of Kafka, beside a Redis stream.
+    Kafka,
+}
+
 /// Arguments of `fairlane-bench counters`.
 #[derive(Debug, Args)]
 pub(crate) struct CountersArgs {

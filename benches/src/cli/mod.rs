@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand, ValueEnum as _};
 use fairlane::telemetry::LogFormat;
 
-use self::arguments::{CountersArgs, DeploymentArgs, Handled, PeersArgs, load, share};
+use self::arguments::{BusArg, CountersArgs, DeploymentArgs, Handled, PeersArgs, load, share};
 use crate::growth::Axis;
 use crate::isolation::Resource;
 use crate::overload::{Protection, Workload};
@@ -35,7 +35,12 @@ Examples:
   fairlane-bench pipeline --bots 500000 --events 500000 --json
   fairlane-bench pipeline --verify
   fairlane-bench pipeline --handler push --events 200000
-  FAIRLANE_MONGOD=/opt/mongodb/bin/mongod fairlane-bench pipeline --handler automation";
+  FAIRLANE_MONGOD=/opt/mongodb/bin/mongod fairlane-bench pipeline --handler automation
+  fairlane-bench pipeline --bus nats
+  fairlane-bench pipeline --bus kafka --partitions 16 --server kafka.test:9092
+
+With --bus nats and --bus kafka, the events are also read from a Redis stream, by turns, and compared. In the
+given server, the stream or topic fairlane-bench is deleted and made anew.";
 const LATENCY_EXAMPLES: &str = "\
 Examples:
   fairlane-bench latency
@@ -161,6 +166,19 @@ pub(crate) enum Scenario {
         /// server that the bench starts (mongod, or the program that `FAIRLANE_MONGOD` names).
         #[arg(long, value_name = "URL")]
         mongodb: Option<String>,
+        /// The bus. Those beside Redis need the handler `check`.
+        #[arg(long, value_enum, default_value_t = BusArg::Redis)]
+        bus: BusArg,
+        /// The server of --bus nats or kafka. Default: a private one (nats-server or noida-db, or the
+        /// program that `FAIRLANE_NATS_SERVER` or `FAIRLANE_NOIDA_DB` names).
+        #[arg(long, value_name = "HOST:PORT")]
+        server: Option<String>,
+        /// Number of partitions of the topic of --bus kafka.
+        #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1_000))]
+        partitions: u16,
+        /// Number of rounds of --bus nats or kafka. Figures are medians.
+        #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(1..=100))]
+        rounds: u32,
         /// Keep no attempts (`history.slices = 0`), to see what they cost.
         #[arg(long)]
         without_history: bool,

@@ -9,12 +9,13 @@ use fairlane::cli::CliError;
 use indicatif::ProgressBar;
 use url::Url;
 
-use super::arguments::{CountersArgs, DeploymentArgs, Handled, choice};
+use super::arguments::{BusArg, CountersArgs, DeploymentArgs, Handled, choice};
 use super::show::{
     print, print_deployment, print_growth, print_isolation, print_limits, print_overload,
     print_peers,
 };
 use super::{Cli, Scenario};
+use crate::buses::{self, Bus};
 use crate::error::CommandError;
 use crate::isolation::{self, Resource};
 use crate::overload::{self, Protection, Workload, deployment};
@@ -72,6 +73,11 @@ async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
     match scenario {
         Scenario::Pipeline {
             handler: Handled::Automation,
+            bus: BusArg::Nats | BusArg::Kafka,
+            ..
+        } => Err(CommandError::BusNeedsCheck),
+        Scenario::Pipeline {
+            handler: Handled::Automation,
             bots,
             events,
             workers,
@@ -100,6 +106,10 @@ async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
             events,
             bytes,
             workers,
+            bus,
+            server,
+            partitions,
+            rounds,
             without_history,
             verify,
             ..
@@ -112,7 +122,23 @@ async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
                 push: handler == Handled::Push,
                 has_history: !without_history,
             };
-            let report = Box::pin(pipeline::run(options, watch)).await?;
+            let bus = match bus {
+                BusArg::Nats => Some(Bus::Nats),
+                BusArg::Kafka => Some(Bus::Kafka),
+                BusArg::Redis => None,
+            };
+            let Some(bus) = bus else {
+                let report = Box::pin(pipeline::run(options, watch)).await?;
+                progress.clear();
+                print(json, &report)?;
+                return faultless(verify, report.lost, report.reordered);
+            };
+            if options.push {
+                return Err(CommandError::BusNeedsCheck);
+            }
+            let rounds = usize::try_from(rounds).unwrap_or(usize::MAX);
+            let options = buses::Options { bus, server, partitions, rounds, load: options };
+            let report = Box::pin(buses::run(options, watch)).await?;
             progress.clear();
             print(json, &report)?;
             faultless(verify, report.lost, report.reordered)

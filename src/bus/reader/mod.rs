@@ -45,11 +45,12 @@ use self::share::{Share, Shared};
 use super::backlog::{Backlog, TOLD_EVERY};
 use super::source::{Batch, Log, Released, Source, Standing};
 use super::{BusError, aside};
-use crate::clock::SharedClock;
+use crate::clock::{SharedClock, millis};
 use crate::fanout::starts::LogEnd;
 use crate::fanout::{Fanout, FanoutError, Gathered, Positions, RESTART};
 use crate::id::Offset;
 use crate::lifecycle::Shutdown;
+use crate::presence::BusMeter;
 use crate::redis::scripts::Note;
 use crate::redis::{Link, RedisError, keys};
 use crate::telemetry::{Outage, Recovered};
@@ -106,6 +107,8 @@ pub(crate) struct Reading {
     pub(crate) backlog: Option<Arc<Backlog>>,
     /// How long new logs wait for producers, if the bus gets new ones while it is read.
     pub(crate) partition_wait: Option<Duration>,
+    /// Where the state of the bus is noted, unless Redis knows it.
+    pub(crate) meter: Option<Arc<BusMeter>>,
 }
 
 /// Reads until the soft stop.
@@ -113,7 +116,7 @@ pub(crate) struct Reading {
 /// # Cancel safety
 /// Nothing is lost: positions are stored with the data.
 pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
-    let Reading { source, fanout, link, clock, backlog, partition_wait } = reading;
+    let Reading { source, fanout, link, clock, backlog, partition_wait, meter } = reading;
     let growth = partition_wait.map(|wait| {
         let (fanout, clock) = (Arc::clone(&fanout), Arc::clone(&clock));
         Growth { fanout, clock, wait }
@@ -126,6 +129,7 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
         clock,
         backlog,
         share,
+        meter,
         untold: AtomicU64::new(0),
         patience: MISSING_FIRST,
         outage: Outage::shared(),
@@ -157,6 +161,7 @@ struct Reader {
     clock: SharedClock,
     backlog: Option<Arc<Backlog>>,
     share: Share,
+    meter: Option<Arc<BusMeter>>,
     /// Number of copied entries that other processes were not told of.
     untold: AtomicU64,
     /// How long missing shards are left out.
@@ -173,9 +178,17 @@ impl Reader {
     async fn session(&mut self) -> Duration {
         let random = rand::rng().random_range(0.8..1.2);
         let shared = match self.share.take().await {
-            Ok(Some(shared)) => shared,
-            Ok(None) => return share::ASK.mul_f64(random),
+            Ok(shared) => {
+                if let Some(meter) = &self.meter {
+                    meter.reads(shared.as_ref().map_or(0, Shared::count));
+                }
+                match shared {
+                    Some(shared) => shared,
+                    None => return share::ASK.mul_f64(random),
+                }
+            }
             Err(error) => {
+                self.note_failure(&error);
                 if let Some(suppressed) = self.outage.failed() {
                     warn!(bus = self.bus(), %error, suppressed, "cannot read the bus; trying again");
                 }
@@ -202,9 +215,21 @@ impl Reader {
         }
     }
 
+    /// Notes that the bus cannot be read. What is wrong with Redis is found elsewhere.
+    fn note_failure(&self, error: &BusError) {
+        if let Some(meter) = &self.meter
+            && !matches!(error, BusError::Redis(_))
+        {
+            meter.failed(&error.to_string(), millis(self.clock.now()));
+        }
+    }
+
     /// Logs why a session ended; returns the wait before the next one.
     fn interrupted(&self, error: &ReadError) -> Duration {
         let bus = self.bus();
+        if let ReadError::Bus(error) = error {
+            self.note_failure(error);
+        }
         match error {
             ReadError::Fanout(FanoutError::Moved { .. }) => {
                 warn!(bus, %error, "reading the bus again from there");
@@ -463,6 +488,10 @@ impl Reader {
         let progress: Vec<_> =
             session.logs.iter().zip(keeps).map(|(log, keep)| log.progress(*keep)).collect();
         let released = self.source.release(&progress).await?;
+        if let Some(meter) = &self.meter {
+            let unread = released.iter().map(|of| of.lag).sum();
+            meter.lags(unread, millis(self.clock.now()));
+        }
         for (log, released) in session.logs.iter_mut().zip(&released) {
             if let Some(entries) = released.entries {
                 log.entries = entries;

@@ -53,6 +53,10 @@ struct State {
 pub(super) struct Shared(Vec<Arc<str>>);
 
 impl Shared {
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
+
     pub(super) fn reads(&self, log: &str) -> bool {
         self.0.iter().any(|name| **name == *log)
     }

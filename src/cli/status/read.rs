@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::cli::error::CliError;
 use crate::cli::session::Session;
 use crate::clock::{Clock as _, SystemClock};
+use crate::config::SourceConfig;
 use crate::id::PipelineName;
 use crate::presence::Process;
 use crate::problems::{PipelineFacts, PipelineState, Site, look_at};
@@ -25,6 +26,10 @@ impl Site for CliSite<'_> {
 
     fn streams(&self) -> &[String] {
         &self.0.config.bus.streams
+    }
+
+    fn buses(&self) -> Vec<String> {
+        self.0.config.bus.sources.iter().map(SourceConfig::bus).collect()
     }
 
     async fn pipelines(&self) -> Result<Vec<PipelineName>, RedisError> {

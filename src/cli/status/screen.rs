@@ -2,7 +2,7 @@
 
 use super::Status;
 use crate::cli::output::{self, Output, Table, Tone, age, bytes, duration, number, rate};
-use crate::presence::{Pace, Process};
+use crate::presence::{BusView, Pace, Process};
 use crate::problems::{Finding, PipelineFacts, Severity};
 use crate::redis::{StreamKind, StreamView};
 
@@ -73,6 +73,10 @@ pub(super) fn screen(output: Output, status: &Status) -> String {
             text.push_str(&output.table(&stream_table(&facts.streams)));
             text.push_str("\n\n");
         }
+        if !facts.buses.is_empty() {
+            text.push_str(&output.table(&bus_table(&facts.buses)));
+            text.push_str("\n\n");
+        }
         if facts.processes.is_empty() {
             text.push_str("no processes");
         } else {
@@ -101,6 +105,26 @@ pub(super) fn screen(output: Output, status: &Status) -> String {
         text.extend(["\n    see ", runbook]);
     }
     text
+}
+
+fn bus_table(buses: &[BusView]) -> Table {
+    let mut table = Table::new(&["BUS", ">LOGS", ">UNREAD", ">PROCESSES", "STATE"]);
+    for view in buses {
+        table.row(&[
+            view.bus.clone(),
+            number(view.logs as u64),
+            number(view.unread),
+            number(view.processes as u64),
+            match (&view.failing, view.processes, view.logs) {
+                (Some(_), ..) => "cannot be read",
+                (None, 0, _) => "no reader",
+                (None, _, 0) => "no log yet",
+                _ => "is read",
+            }
+            .to_owned(),
+        ]);
+    }
+    table
 }
 
 fn stream_table(streams: &[StreamView]) -> Table {

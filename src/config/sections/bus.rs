@@ -66,10 +66,16 @@ pub struct SourceConfig {
 }
 
 impl SourceConfig {
+    /// The name of the bus in positions, messages and metrics: `nats:NAME` or `kafka:NAME`.
+    #[must_use]
+    pub fn bus(&self) -> String {
+        format!("{}:{}", self.kind.as_str(), self.name)
+    }
+
     /// What the names of all its logs start with: `nats:NAME/` or `kafka:NAME/`.
     #[must_use]
     pub fn log_prefix(&self) -> String {
-        format!("{}:{}/", self.kind.as_str(), self.name)
+        format!("{}/", self.bus())
     }
 
     /// The name of its log, if it has exactly one.

@@ -24,7 +24,7 @@ use super::{Refusal, bot, grouped, headline, pipeline, problems};
 use crate::clock::millis;
 use crate::config::Scope;
 use crate::id::PipelineName;
-use crate::presence::{self, Process};
+use crate::presence::{self, BusView, Process};
 use crate::problems::fullest;
 use crate::queue::{BotOrder, BotView};
 use crate::redis::{ServerInfo, StreamView};
@@ -52,6 +52,8 @@ pub(crate) struct Overview {
     redis: ServerInfo,
     /// The Redis stream that events are published to, if any.
     bus: Option<StreamView>,
+    /// The buses beside Redis.
+    buses: Vec<BusView>,
     pub(super) now_ms: u64,
 }
 
@@ -77,6 +79,7 @@ impl Api {
         let overview = Arc::new(Overview {
             pipelines: all(self, &processes).await?,
             trend: Arc::new(trend::read(link, Series::Recent).await?),
+            buses: self.buses.iter().map(|bus| BusView::of(bus, &processes)).collect(),
             processes,
             redis: fullest(link).await?,
             bus: match self.streams.iter().find(|stream| *stream == self.bus.name()) {
@@ -278,6 +281,14 @@ fn health(overview: &Overview, mongodb: Option<bool>) -> Markup {
                     (false, _) => "unread: no process reads the bus",
                 }))
             }
+            @for view in &overview.buses {
+                (card(&view.bus, &grouped(view.unread), view.failing.is_some() || view.processes == 0, match view {
+                    BusView { failing: Some(_), .. } => "unread: the bus cannot be read now",
+                    BusView { processes: 0, .. } => "unread: no process reads the bus",
+                    BusView { unread: 0, .. } => "unread: every event is in its queues",
+                    _ => "unread: being copied into the queues",
+                }))
+            }
             (card("Processes", &grouped(overview.processes.len() as u64), overview.processes.is_empty(), "seen in the last 16 seconds"))
         }
     }
@@ -395,6 +406,7 @@ mod tests {
             processes: Vec::new(),
             redis: ServerInfo { memory_used: 95, memory_max: 100, ..ServerInfo::default() },
             bus: None,
+            buses: Vec::new(),
             now_ms: 0,
         }
     }

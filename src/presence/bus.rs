@@ -1,0 +1,173 @@
+//! How one process reads a bus beside Redis: how many logs, how much of them is unread, and why they
+//! cannot be read. Redis does not know this, so each process reports its share.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::Process;
+
+/// Maximum length of a kept reason, in bytes.
+const REASON_MAX: usize = 300;
+
+/// The state of a bus in one process.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BusState {
+    /// Its name: `nats:NAME` or `kafka:NAME`.
+    pub bus: String,
+    /// Number of its logs that this process reads.
+    pub logs: usize,
+    /// Number of entries of these logs that are not read yet.
+    pub unread: u64,
+    /// Since when there are some without a break, ms since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unread_since_ms: Option<u64>,
+    /// Why the bus cannot be read now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failing: Option<BusFailure>,
+}
+
+/// Why a bus cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BusFailure {
+    /// Since when, ms since 1970.
+    pub since_ms: u64,
+    /// The last reason.
+    pub reason: String,
+}
+
+/// A bus beside Redis, over all processes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct BusView {
+    /// Its name: `nats:NAME` or `kafka:NAME`.
+    pub bus: String,
+    /// Number of processes that are to read it.
+    pub processes: usize,
+    /// Number of its logs that are read.
+    pub logs: usize,
+    /// Number of entries of these logs that are not read yet.
+    pub unread: u64,
+    /// Since when there are some without a break, ms since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unread_since_ms: Option<u64>,
+    /// Why a process cannot read it now, since the earliest failure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failing: Option<BusFailure>,
+}
+
+impl BusView {
+    /// What these processes say of a bus.
+    pub(crate) fn of(bus: &str, processes: &[Process]) -> Self {
+        let states: Vec<_> = processes
+            .iter()
+            .flat_map(|process| &process.buses)
+            .filter(|state| state.bus == bus)
+            .collect();
+        let failing = states.iter().filter_map(|state| state.failing.as_ref());
+        Self {
+            bus: bus.to_owned(),
+            processes: states.len(),
+            logs: states.iter().map(|state| state.logs).sum(),
+            unread: states.iter().map(|state| state.unread).sum(),
+            unread_since_ms: states.iter().filter_map(|state| state.unread_since_ms).min(),
+            failing: failing.min_by_key(|failing| failing.since_ms).cloned(),
+        }
+    }
+}
+
+/// Where the reader of a bus notes its state.
+#[derive(Debug)]
+pub struct BusMeter(Mutex<BusState>);
+
+impl BusMeter {
+    /// Nothing is read yet.
+    #[must_use]
+    pub fn new(bus: &str) -> Self {
+        Self(Mutex::new(BusState { bus: bus.to_owned(), ..BusState::default() }))
+    }
+
+    /// The bus answers, and this process reads so many of its logs.
+    pub(crate) fn reads(&self, logs: usize) {
+        let mut state = self.lock();
+        state.failing = None;
+        state.logs = logs;
+        if logs == 0 {
+            (state.unread, state.unread_since_ms) = (0, None);
+        }
+    }
+
+    /// So many entries of these logs are not read yet.
+    pub(crate) fn lags(&self, unread: u64, now_ms: u64) {
+        let mut state = self.lock();
+        state.failing = None;
+        state.unread = unread;
+        state.unread_since_ms =
+            if unread > 0 { state.unread_since_ms.or(Some(now_ms)) } else { None };
+    }
+
+    /// The bus cannot be read.
+    pub(crate) fn failed(&self, reason: &str, now_ms: u64) {
+        let end =
+            (0..=REASON_MAX.min(reason.len())).rev().find(|&end| reason.is_char_boundary(end));
+        let reason = reason[..end.unwrap_or(0)].to_owned();
+        let mut state = self.lock();
+        let since_ms = state.failing.as_ref().map_or(now_ms, |before| before.since_ms);
+        state.failing = Some(BusFailure { since_ms, reason });
+    }
+
+    /// The current state.
+    pub(super) fn state(&self) -> BusState {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BusState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether operators must hear of a change without delay.
+pub(super) fn is_news(before: &[BusState], now: &[BusState]) -> bool {
+    let shown =
+        |all: &[BusState]| all.iter().map(|of| (of.logs, of.failing.is_some())).collect::<Vec<_>>();
+    shown(before) != shown(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_lasts_until_the_bus_answers() {
+        let meter = BusMeter::new("nats:orders");
+        meter.reads(2);
+        meter.failed("no answer", 10);
+        meter.failed(&"é".repeat(REASON_MAX), 20);
+        let failing = meter.state().failing.unwrap();
+        assert_eq!((failing.since_ms, failing.reason.len()), (10, REASON_MAX));
+        meter.lags(0, 30);
+        assert_eq!((meter.state().logs, meter.state().failing), (2, None));
+    }
+
+    #[test]
+    fn entries_are_unread_since_the_first_look_that_found_some() {
+        let meter = BusMeter::new("nats:orders");
+        meter.reads(1);
+        for (unread, now, since) in [(0, 1, None), (5, 2, Some(2)), (9, 3, Some(2)), (0, 4, None)] {
+            meter.lags(unread, now);
+            assert_eq!(meter.state().unread_since_ms, since, "{unread}");
+        }
+        meter.lags(5, 5);
+        meter.reads(0);
+        let state = meter.state();
+        assert_eq!((state.unread, state.unread_since_ms), (0, None), "others read it now");
+    }
+
+    #[test]
+    fn only_a_failure_or_another_share_is_news() {
+        let of = |logs, unread| BusState { logs, unread, ..BusState::default() };
+        assert!(!is_news(&[of(1, 5)], &[of(1, 9)]));
+        assert!(is_news(&[of(1, 5)], &[of(2, 5)]));
+        let failing = Some(BusFailure { since_ms: 1, reason: "gone".to_owned() });
+        assert!(is_news(&[of(1, 5)], &[BusState { failing, ..of(1, 5) }]));
+    }
+}
