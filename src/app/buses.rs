@@ -5,6 +5,8 @@ use std::num::NonZeroU8;
 use std::sync::Arc;
 
 use super::AppError;
+#[cfg(feature = "kafka")]
+use crate::bus::BusError;
 use crate::bus::Source;
 #[cfg(feature = "kafka")]
 use crate::bus::kafka::{KafkaLogin, KafkaSettings, KafkaSource, KafkaTls, Password};
@@ -138,16 +140,16 @@ fn open_kafka(
     kafka: &KafkaSection,
     reserved: &[&'static str],
 ) -> Result<Arc<dyn Source>, AppError> {
-    let open = KafkaSource::new(kafka_settings(source, kafka, reserved));
+    let open = kafka_settings(source, kafka, reserved).and_then(KafkaSource::new);
     let open = open.map_err(|cause| AppError::Bus { name: source.name.clone(), cause })?;
     Ok(Arc::new(open))
 }
 
 /// The source, to look at; `None`: it is no Kafka.
 #[cfg(feature = "kafka")]
-pub(crate) fn kafka(source: &SourceConfig) -> Option<Result<KafkaSource, crate::bus::BusError>> {
+pub(crate) fn kafka(source: &SourceConfig) -> Option<Result<KafkaSource, BusError>> {
     let SourceKind::Kafka(kafka) = &source.kind else { return None };
-    Some(KafkaSource::new(kafka_settings(source, kafka, &[])))
+    Some(kafka_settings(source, kafka, &[]).and_then(KafkaSource::new))
 }
 
 #[cfg(feature = "kafka")]
@@ -155,9 +157,18 @@ fn kafka_settings(
     source: &SourceConfig,
     kafka: &KafkaSection,
     reserved: &[&'static str],
-) -> KafkaSettings {
+) -> Result<KafkaSettings, BusError> {
+    let trusted =
+        match &kafka.tls.ca_file {
+            // The client library would trust only the ones of the file.
+            Some(_) => Some(kafka.tls.trusted().map_err(|cause| BusError::Refused {
+                bus: source.bus(),
+                cause: format!("{cause}"),
+            })?),
+            None => None,
+        };
     let tls = kafka.encrypted.then(|| KafkaTls {
-        ca_file: kafka.tls.ca_file.clone(),
+        trusted: trusted.map(|pem| String::from_utf8_lossy(&pem).into_owned()),
         client: kafka.tls.cert_file.clone().zip(kafka.tls.key_file.clone()),
     });
     let login = kafka.sasl.as_ref().map(|sasl| match sasl {
@@ -171,7 +182,7 @@ fn kafka_settings(
             }
         }
     });
-    KafkaSettings {
+    Ok(KafkaSettings {
         publish_topic: Some(kafka.publish_topic.clone()),
         group: kafka.group.clone(),
         start_group: group(source),
@@ -181,7 +192,7 @@ fn kafka_settings(
         mode: mode(source),
         reserved: reserved.to_vec(),
         ..KafkaSettings::new(&source.name, kafka.brokers.clone(), kafka.topics.clone())
-    }
+    })
 }
 
 #[cfg(not(all(feature = "nats", feature = "kafka")))]

@@ -160,8 +160,13 @@ mod tests {
         assert_eq!(heavy.decide(&bot(0), Instant::now() + LONG, || 7).await, None);
         drop(all);
         assert_eq!(heavy.bots().len(), 4);
-        heavy.decide(&bot(0), soon(), || ()).await.unwrap();
-        assert!(!heavy.bots().contains(&bot(0)), "its last decision was short");
+        // On a busy machine, a decision without work can take long too.
+        let (until, mut left) = (soon(), true);
+        while left && Instant::now() < until {
+            heavy.decide(&bot(0), soon(), || ()).await.unwrap();
+            left = heavy.bots().contains(&bot(0));
+        }
+        assert!(!left, "its last decision was short");
     }
 
     #[tokio::test]

@@ -42,12 +42,19 @@ impl fmt::Debug for Password {
 }
 
 /// How connections are encrypted.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct KafkaTls {
-    /// A PEM file with the certificates to trust. `None`: those of the system.
-    pub ca_file: Option<PathBuf>,
+    /// All certificates to trust, in PEM. `None`: those of the system.
+    pub trusted: Option<String>,
     /// PEM files of the certificate of this client and of its key.
     pub client: Option<(PathBuf, PathBuf)>,
+}
+
+/// Leaves out the certificates, which are long.
+impl fmt::Debug for KafkaTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaTls").field("client", &self.client).finish_non_exhaustive()
+    }
 }
 
 /// How this client logs in.
@@ -171,8 +178,8 @@ impl KafkaSettings {
                 },
             );
         if let Some(tls) = &self.tls {
-            match &tls.ca_file {
-                Some(file) => config.set("ssl.ca.location", file.to_string_lossy()),
+            match &tls.trusted {
+                Some(certificates) => config.set("ssl.ca.pem", certificates.as_str()),
                 // Finds the certificates of the system on every distribution.
                 None => config.set("ssl.ca.location", "probe"),
             };

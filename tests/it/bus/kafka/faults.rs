@@ -1,11 +1,13 @@
 //! Brokers that die, freeze, move or are not there: nothing is lost, and no call hangs.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use fairlane::bus::BusError;
 use fairlane::bus::kafka::{KafkaLogin, KafkaSettings, KafkaSource, KafkaTls, Password};
 use fairlane::bus::source::Source as _;
+use fairlane::config::TlsFiles;
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -225,8 +227,12 @@ async fn dropping_a_source_does_not_wait_for_its_brokers() {
 async fn tls_is_checked_and_a_password_is_in_no_error() {
     let broker = KafkaBroker::encrypted(false);
     broker.create_topic("events", 1).await;
-    let trusting = |ca_file| {
-        let tls = Some(KafkaTls { ca_file, client: None });
+    // As the configuration: those of the system, and those of the file.
+    let files = |ca_file| TlsFiles { ca_file, cert_file: None, key_file: None };
+    let trusting = |ca_file: Option<PathBuf>| {
+        let pem = files(ca_file).trusted().unwrap();
+        let trusted = Some(String::from_utf8(pem).unwrap()).filter(|pem| !pem.is_empty());
+        let tls = Some(KafkaTls { trusted, client: None });
         KafkaSettings { tls, ..settings(&broker.brokers(), "events") }
     };
     let rig = Rig::new(trusting(Some(broker.papers().path("ca"))));

@@ -3,6 +3,7 @@
 //!
 //! Each test prints a line with the times, for the table in docs/operations.md.
 
+mod buses;
 mod handlers;
 mod processes;
 mod ready;

@@ -1,5 +1,8 @@
 //! Several processes that read a bus beside Redis: order, exactness and shares under faults.
 
+mod losses;
+mod records;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -33,11 +36,13 @@ enum Bus {
 impl Bus {
     async fn nats() -> Self {
         let server = NatsServer::start(NatsOptions { sync_always: true, ..NatsOptions::default() });
-        let subjects = vec!["events.>".to_owned()];
-        let config =
-            stream::Config { name: "EVENTS".into(), subjects, ..stream::Config::default() };
-        server.jetstream().await.create_stream(config).await.unwrap();
+        server.jetstream().await.create_stream(Self::stream()).await.unwrap();
         Self::Nats(server)
+    }
+
+    fn stream() -> stream::Config {
+        let subjects = vec!["events.>".to_owned()];
+        stream::Config { name: "EVENTS".into(), subjects, ..stream::Config::default() }
     }
 
     async fn kafka(partitions: i32) -> Self {
