@@ -113,7 +113,7 @@ enum Command {
     Counters(counters::CountersArgs),
     /// Check the configuration, Redis, MongoDB, the bus, push targets and this machine.
     Check(check::CheckArgs),
-    /// Print the complete default configuration with comments.
+    /// Print the complete default configuration with comments, or the settings in force.
     Config(config::ConfigArgs),
     /// Print the signing secrets of a bot's callbacks.
     Secret(secret::SecretArgs),
@@ -176,7 +176,7 @@ impl Cli {
             Command::Notifications(args) => notifications::notifications(load()?, args).await,
             Command::Counters(args) => counters::counters(load()?, args).await,
             Command::Check(args) => Box::pin(check::check(load(), &args)).await,
-            Command::Config(args) => config::config(&args),
+            Command::Config(args) => config::config(self.global.config.as_deref(), &args),
             Command::Secret(args) => secret::secret(&load()?, &args),
             Command::Receiver(args) => receiver::receiver(&load()?, args).await,
             Command::Completions(args) => completions::completions(&args),

@@ -1,7 +1,7 @@
 //! The bus on Apache Kafka, and what speaks its protocol: some topics of one cluster.
 //!
 //! A log is a partition, with the name `kafka:SOURCE/TOPIC/PARTITION`. An offset is (incarnation,
-//! Kafka's offset + 1), see [`position`].
+//! Kafka's offset + 1), see `position`.
 //!
 //! No consumer group reads: which process reads a partition, and from where, is decided by the reader,
 //! and positions are kept with the data. Offsets are committed only so that tools show the lag.
@@ -246,7 +246,7 @@ impl KafkaSource {
         Ok(opened)
     }
 
-    /// Where to read a partition from, see [`position`].
+    /// Where to read a partition from, see `position`.
     async fn start(
         &self,
         asker: &Asker,

@@ -1,6 +1,6 @@
 //! The bus on NATS `JetStream`: one stream is one log, `nats:NAME/STREAM`.
 //!
-//! An offset is the time at which the stream was made, and the sequence: see [`incarnation`]. The
+//! An offset is the time at which the stream was made, and the sequence: see `incarnation`. The
 //! stream is never made by Fairlane. One that does not exist yet is read once it does.
 
 mod facts;

@@ -1,6 +1,6 @@
 //! Feeds the logs of one bus into the fan-out.
 //!
-//! 1. Become the reader of a share of the logs, see [`share`].
+//! 1. Become the reader of a share of the logs, see `share`.
 //! 2. Read the position of every shard in each log; start at the lowest. Entries missing between there
 //!    and the first remaining entry are counted and logged as an error, never silently skipped.
 //! 3. Read a batch of all these logs, and decode it while the matches of earlier batches are being

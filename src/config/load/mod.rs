@@ -32,6 +32,7 @@ use self::tracing::tracing;
 use super::built_in::is_built_in;
 use super::certificates;
 use super::check::between;
+use super::effective::{self, Effective};
 use super::error::{ConfigError, Origin};
 use super::layers::{ENV_PREFIX, Layers};
 use super::{
@@ -60,31 +61,20 @@ impl Config {
     /// has the wrong type or is not supported, and if values are out of bounds or contradict each
     /// other.
     pub fn load(explicit: Option<&Path>) -> Result<Self, ConfigError> {
-        let mut variables = Vec::new();
-        for (name, text) in environment() {
-            let Ok(name) = name.into_string() else { continue };
-            match text.into_string() {
-                Ok(text) => variables.push((name, text)),
-                // No URL has such characters, so it is reported as one that cannot be used.
-                Err(text) if name == tracing::ENDPOINT => {
-                    variables.push((name, text.to_string_lossy().into_owned()));
-                }
-                Err(_) if is_setting(&name) || name == MONGOD => {
-                    let key = "the value".to_owned();
-                    let problem = "is not UTF-8; unset or correct it".to_owned();
-                    return Err(ConfigError::Invalid {
-                        at: Origin::Environment(name),
-                        key,
-                        problem,
-                    });
-                }
-                Err(_) => {}
-            }
-        }
-        let file = explicit
-            .map(PathBuf::from)
-            .or_else(|| FILES.iter().map(PathBuf::from).find(|path| may_exist(path)));
+        let (file, variables) = sources(explicit)?;
         Self::load_with(file.as_deref(), variables.into_iter())
+    }
+
+    /// The settings that [`Self::load`] uses, each with its origin, in the order of their keys.
+    /// Secrets are left out.
+    ///
+    /// # Errors
+    /// As for [`Self::load`].
+    pub fn effective(explicit: Option<&Path>) -> Result<Vec<Effective>, ConfigError> {
+        let (file, variables) = sources(explicit)?;
+        // It may be refused as a whole.
+        Self::load_with(file.as_deref(), variables.iter().cloned())?;
+        layered(file.as_deref(), variables).map(|layers| effective::of(&layers))
     }
 
     /// Loads from one file, or none, and the given environment.
@@ -95,33 +85,17 @@ impl Config {
         path: Option<&Path>,
         environment: impl Iterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
-        let mut layers = Layers::defaults();
-        if let Some(path) = path {
-            let text = fs::read_to_string(path)
-                .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-            layers.add_toml(&text, &path.display().to_string())?;
-        }
-        let (mut variables, mut program) = (Vec::new(), None);
-        let (mut collector, mut protocol) = (None, None);
-        for (name, text) in environment {
-            if name == MONGOD {
-                program = Some(text).filter(|text| !text.is_empty()).map(PathBuf::from);
-            } else if name == tracing::ENDPOINT {
-                collector = Some(text).filter(|text| !text.is_empty());
-            } else if name == tracing::PROTOCOL {
-                protocol = Some(text);
-            } else if is_setting(&name) {
-                variables.push((name, text));
-            }
-        }
-        // The order of an environment is arbitrary; the reported mistake must not depend on it.
-        variables.sort();
-        for (name, text) in variables {
-            layers.add_variable(&name, &text)?;
-        }
+        let environment: Vec<_> = environment.collect();
+        let of = |name: &str| {
+            let found = environment.iter().find(|(known, _)| known == name);
+            found.map(|(_, text)| text.clone())
+        };
+        let (program, protocol) = (of(MONGOD), of(tracing::PROTOCOL));
+        let collector = of(tracing::ENDPOINT).filter(|text| !text.is_empty());
+        let layers = layered(path, environment)?;
         let mut config = build(&layers)?;
         config.file = path.map(Path::to_owned);
-        config.mongodb.program = program;
+        config.mongodb.program = program.filter(|text| !text.is_empty()).map(PathBuf::from);
         tracing::follow(&mut config, collector.as_deref(), protocol.as_deref());
         Ok(config)
     }
@@ -135,6 +109,52 @@ impl Config {
         layers.add_toml(text, origin)?;
         build(&layers)
     }
+}
+
+/// The environment variables that concern Fairlane, with their texts.
+type Variables = Vec<(String, String)>;
+
+/// The file and the variables of this process.
+fn sources(explicit: Option<&Path>) -> Result<(Option<PathBuf>, Variables), ConfigError> {
+    let mut variables = Vec::new();
+    for (name, text) in environment() {
+        let Ok(name) = name.into_string() else { continue };
+        match text.into_string() {
+            Ok(text) => variables.push((name, text)),
+            // No URL has such characters, so it is reported as one that cannot be used.
+            Err(text) if name == tracing::ENDPOINT => {
+                variables.push((name, text.to_string_lossy().into_owned()));
+            }
+            Err(_) if is_setting(&name) || name == MONGOD => {
+                let key = "the value".to_owned();
+                let problem = "is not UTF-8; unset or correct it".to_owned();
+                return Err(ConfigError::Invalid { at: Origin::Environment(name), key, problem });
+            }
+            Err(_) => {}
+        }
+    }
+    let file = explicit
+        .map(PathBuf::from)
+        .or_else(|| FILES.iter().map(PathBuf::from).find(|path| may_exist(path)));
+    Ok((file, variables))
+}
+
+/// The defaults, the file and the settings among the variables.
+fn layered(path: Option<&Path>, environment: Variables) -> Result<Layers, ConfigError> {
+    let mut layers = Layers::defaults();
+    if let Some(path) = path {
+        let text = fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        layers.add_toml(&text, &path.display().to_string())?;
+    }
+    let mut variables: Variables =
+        environment.into_iter().filter(|(name, _)| is_setting(name)).collect();
+    // The order of an environment is arbitrary; the reported mistake must not depend on it.
+    variables.sort();
+    for (name, text) in variables {
+        layers.add_variable(&name, &text)?;
+    }
+    Ok(layers)
 }
 
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]

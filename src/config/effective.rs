@@ -1,0 +1,138 @@
+//! The settings in force: each with its value and where that comes from, without secrets.
+
+use serde::Serialize;
+
+use super::error::Origin;
+use super::layers::{Layers, Value};
+use super::products::PRODUCTS;
+use super::{MongoUrl, RedisUrl};
+
+/// Stands for a secret.
+const HIDDEN: &str = "\"***\"";
+
+/// A setting in force.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Effective {
+    /// Its key, dotted; a table of a list has its place from 0: `auth.tokens[0].name`.
+    pub key: String,
+    /// Its value as TOML. A secret is `"***"`, and an address has no credentials.
+    pub value: String,
+    /// `default`, `FILE:LINE`, or the name of the environment variable.
+    pub from: String,
+    /// Whether it is the default because nothing sets it.
+    pub is_default: bool,
+}
+
+/// All settings, in the order of their keys.
+pub(super) fn of(layers: &Layers) -> Vec<Effective> {
+    let settings = layers.settings.iter().map(|(key, setting)| Effective {
+        key: key.clone(),
+        value: shown(key, &setting.value),
+        from: origin(&setting.at),
+        is_default: setting.at == Origin::Code,
+    });
+    let products = layers.products.keys().map(|name| Effective {
+        key: format!("{PRODUCTS}.{name}"),
+        value: "{ … }".to_owned(),
+        from: "the file".to_owned(),
+        is_default: false,
+    });
+    settings.chain(products).collect()
+}
+
+fn origin(at: &Origin) -> String {
+    match at {
+        Origin::File { .. } => at.to_string(),
+        Origin::Environment(name) => name.clone(),
+        Origin::Code => "default".to_owned(),
+    }
+}
+
+fn shown(key: &str, value: &Value) -> String {
+    match (key, value) {
+        (_, Value::Text(text)) if text.is_empty() => quoted(text),
+        ("redis.url", Value::Text(text)) => {
+            RedisUrl::parse(text).map_or_else(|_| HIDDEN.to_owned(), |url| quoted(&url.to_string()))
+        }
+        ("mongodb.url", Value::Text(text)) => {
+            MongoUrl::parse(text).map_or_else(|_| HIDDEN.to_owned(), |url| quoted(&url.to_string()))
+        }
+        (key, Value::Text(_)) if is_secret(key) => HIDDEN.to_owned(),
+        (key, Value::List(items)) if is_secret(key) => {
+            list(items.iter().map(|_| HIDDEN.to_owned()))
+        }
+        (_, Value::Text(text)) => quoted(text),
+        (_, Value::List(items)) => list(items.iter().map(|item| quoted(item))),
+        (_, Value::Integer(number)) => number.to_string(),
+        (_, Value::Float(number)) => format!("{number:?}"),
+        (_, Value::Flag(flag)) => flag.to_string(),
+        (_, Value::Tables(count)) => format!("{count} tables"),
+    }
+}
+
+/// Whether the value itself is a secret, and no name of a file.
+fn is_secret(key: &str) -> bool {
+    let name = key.rsplit('.').next().unwrap_or_default();
+    matches!(name, "password" | "token" | "nkey_seed" | "secrets")
+}
+
+fn list(items: impl Iterator<Item = String>) -> String {
+    format!("[{}]", items.collect::<Vec<_>>().join(", "))
+}
+
+fn quoted(text: &str) -> String {
+    toml::Value::from(text).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = r#"
+        shutdown_grace = "7s"
+        [redis]
+        url = "redis://fairlane:hunter2@db:6379"
+        [callbacks]
+        secrets = ["whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="]
+        [[bus.sources]]
+        name = "shop"
+        kind = "nats"
+        servers = ["nats://host:4222"]
+        stream = "EVENTS"
+        token = "hunter2"
+        [pipelines.tags]
+        handler = "log"
+        events = ["tag.*", "say \"hi\""]
+    "#;
+
+    fn found() -> Vec<Effective> {
+        let mut layers = Layers::defaults();
+        layers.add_toml(FILE, "fairlane.toml").unwrap();
+        layers.add_variable("FAIRLANE__BUS__RETENTION", "3h").unwrap();
+        of(&layers)
+    }
+
+    #[test]
+    fn each_setting_tells_where_it_comes_from() {
+        let found = found();
+        let at = |key: &str| {
+            let one = found.iter().find(|one| one.key == key);
+            let one = one.unwrap_or_else(|| panic!("{key} is not listed"));
+            (one.value.as_str(), one.from.as_str())
+        };
+        assert_eq!(at("shutdown_grace"), ("\"7s\"", "fairlane.toml:2"));
+        assert_eq!(at("bus.retention"), ("\"3h\"", "FAIRLANE__BUS__RETENTION"));
+        assert_eq!(at("redis.shards").1, "default");
+        assert_eq!(at("pipelines.tags.events").0, r#"["tag.*", 'say "hi"']"#);
+        assert_eq!(at("bus.sources[0].servers").0, r#"["nats://host:4222"]"#);
+        let defaults = found.iter().filter(|one| one.is_default).count();
+        assert!(defaults > 100 && defaults < found.len(), "{defaults} of {}", found.len());
+    }
+
+    #[test]
+    fn no_secret_is_shown() {
+        let text = format!("{:?}", found());
+        assert!(!text.contains("hunter2") && !text.contains("AAECAw"), "{text}");
+        assert!(text.contains("redis://***@db:6379"), "{text}");
+    }
+}
