@@ -99,6 +99,7 @@ pages! {
     ];
     the_page_on_configuration_can_be_followed_word_for_word: "docs/configuration.md" => [
         "ok     pipeline tags           handler log, events tag.*",
+        "pipelines.tags.batch",
         "wrong.toml:4: pipelines.tags.handler_timeout is 26s, above shutdown_grace (25s)",
         "exit code 64",
     ];
