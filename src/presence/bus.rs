@@ -86,17 +86,21 @@ impl BusMeter {
         Self(Mutex::new(BusState { bus: bus.to_owned(), ..BusState::default() }))
     }
 
-    /// The bus answers, and this process reads so many of its logs.
+    /// The bus has answered.
+    pub(crate) fn answers(&self) {
+        self.lock().failing = None;
+    }
+
+    /// This process reads so many of its logs, as far as it knows.
     pub(crate) fn reads(&self, logs: usize) {
         let mut state = self.lock();
-        state.failing = None;
         state.logs = logs;
         if logs == 0 {
             (state.unread, state.unread_since_ms) = (0, None);
         }
     }
 
-    /// So many entries of these logs are not read yet.
+    /// The bus has answered, and so many entries of these logs are not read yet.
     pub(crate) fn lags(&self, unread: u64, now_ms: u64) {
         let mut state = self.lock();
         state.failing = None;
@@ -146,6 +150,15 @@ mod tests {
         assert_eq!((failing.since_ms, failing.reason.len()), (10, REASON_MAX));
         meter.lags(0, 30);
         assert_eq!((meter.state().logs, meter.state().failing), (2, None));
+        meter.failed("no answer", 40);
+        meter.reads(2);
+        assert_eq!(
+            meter.state().failing.unwrap().since_ms,
+            40,
+            "who reads says nothing of the bus"
+        );
+        meter.answers();
+        assert_eq!(meter.state().failing, None);
     }
 
     #[test]

@@ -28,6 +28,7 @@
 pub(crate) mod growth;
 mod session;
 mod share;
+mod watch;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,10 +43,11 @@ use tracing::{debug, error, info, warn};
 use self::growth::Growth;
 use self::session::{Copied, Copying, OpenLog, Session};
 use self::share::{Share, Shared};
+use self::watch::Watch;
 use super::backlog::{Backlog, TOLD_EVERY};
 use super::source::{Batch, Log, Released, Source, Standing};
 use super::{BusError, aside};
-use crate::clock::{SharedClock, millis};
+use crate::clock::SharedClock;
 use crate::fanout::starts::LogEnd;
 use crate::fanout::{Fanout, FanoutError, Gathered, Positions, RESTART};
 use crate::id::Offset;
@@ -121,7 +123,8 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
         let (fanout, clock) = (Arc::clone(&fanout), Arc::clone(&clock));
         Growth { fanout, clock, wait }
     });
-    let share = Share::new(Arc::clone(&source), Arc::clone(&link), growth);
+    let watch = Watch { meter, clock: Arc::clone(&clock) };
+    let share = Share::new(Arc::clone(&source), Arc::clone(&link), growth, watch.clone());
     let mut reader = Reader {
         source,
         fanout,
@@ -129,7 +132,7 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
         clock,
         backlog,
         share,
-        meter,
+        watch,
         untold: AtomicU64::new(0),
         patience: MISSING_FIRST,
         outage: Outage::shared(),
@@ -161,7 +164,7 @@ struct Reader {
     clock: SharedClock,
     backlog: Option<Arc<Backlog>>,
     share: Share,
-    meter: Option<Arc<BusMeter>>,
+    watch: Watch,
     /// Number of copied entries that other processes were not told of.
     untold: AtomicU64,
     /// How long missing shards are left out.
@@ -178,17 +181,9 @@ impl Reader {
     async fn session(&mut self) -> Duration {
         let random = rand::rng().random_range(0.8..1.2);
         let shared = match self.share.take().await {
-            Ok(shared) => {
-                if let Some(meter) = &self.meter {
-                    meter.reads(shared.as_ref().map_or(0, Shared::count));
-                }
-                match shared {
-                    Some(shared) => shared,
-                    None => return share::ASK.mul_f64(random),
-                }
-            }
+            Ok(Some(shared)) => shared,
+            Ok(None) => return share::ASK.mul_f64(random),
             Err(error) => {
-                self.note_failure(&error);
                 if let Some(suppressed) = self.outage.failed() {
                     warn!(bus = self.bus(), %error, suppressed, "cannot read the bus; trying again");
                 }
@@ -215,20 +210,11 @@ impl Reader {
         }
     }
 
-    /// Notes that the bus cannot be read. What is wrong with Redis is found elsewhere.
-    fn note_failure(&self, error: &BusError) {
-        if let Some(meter) = &self.meter
-            && !matches!(error, BusError::Redis(_))
-        {
-            meter.failed(&error.to_string(), millis(self.clock.now()));
-        }
-    }
-
     /// Logs why a session ended; returns the wait before the next one.
     fn interrupted(&self, error: &ReadError) -> Duration {
         let bus = self.bus();
         if let ReadError::Bus(error) = error {
-            self.note_failure(error);
+            self.watch.failed(error);
         }
         match error {
             ReadError::Fanout(FanoutError::Moved { .. }) => {
@@ -488,10 +474,7 @@ impl Reader {
         let progress: Vec<_> =
             session.logs.iter().zip(keeps).map(|(log, keep)| log.progress(*keep)).collect();
         let released = self.source.release(&progress).await?;
-        if let Some(meter) = &self.meter {
-            let unread = released.iter().map(|of| of.lag).sum();
-            meter.lags(unread, millis(self.clock.now()));
-        }
+        self.watch.lags(released.iter().map(|of| of.lag).sum());
         for (log, released) in session.logs.iter_mut().zip(&released) {
             if let Some(entries) = released.entries {
                 log.entries = entries;

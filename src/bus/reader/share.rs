@@ -12,6 +12,7 @@ use tracing::{info, warn};
 use super::super::BusError;
 use super::super::source::Source;
 use super::growth::Growth;
+use super::watch::Watch;
 use crate::clock::millis;
 use crate::metrics::BusMetrics;
 use crate::redis::scripts::Readers;
@@ -36,6 +37,7 @@ pub(super) struct Share {
     /// The id of this reader.
     token: String,
     growth: Option<Growth>,
+    watch: Watch,
     state: Mutex<State>,
 }
 
@@ -53,20 +55,21 @@ struct State {
 pub(super) struct Shared(Vec<Arc<str>>);
 
 impl Shared {
-    pub(super) fn count(&self) -> usize {
-        self.0.len()
-    }
-
     pub(super) fn reads(&self, log: &str) -> bool {
         self.0.iter().any(|name| **name == *log)
     }
 }
 
 impl Share {
-    pub(super) fn new(source: Arc<dyn Source>, link: Arc<Link>, growth: Option<Growth>) -> Self {
+    pub(super) fn new(
+        source: Arc<dyn Source>,
+        link: Arc<Link>,
+        growth: Option<Growth>,
+        watch: Watch,
+    ) -> Self {
         let key = keys::readers(link.prefix(), source.name());
         let token = uuid::Uuid::now_v7().to_string();
-        Self { source, link, key, token, growth, state: Mutex::default() }
+        Self { source, link, key, token, growth, watch, state: Mutex::default() }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -117,7 +120,8 @@ impl Share {
         if asked.is_some_and(|asked| asked.elapsed() < fresh) {
             return Ok(logs);
         }
-        let mut logs = self.source.logs().await?;
+        let mut logs = self.source.logs().await.inspect_err(|error| self.watch.failed(error))?;
+        self.watch.answers();
         if let Some(growth) = &self.growth {
             logs = growth.readable(&self.link, self.source.name(), logs).await?;
         }
@@ -138,6 +142,7 @@ impl Share {
 
     /// Logs which logs this process reads from now on, and stops showing the lag of others.
     fn note(&self, read: &[Arc<str>]) {
+        self.watch.reads(read.len());
         let mut state = self.state();
         if state.read == read {
             return;

@@ -3,6 +3,7 @@
 //!
 //! Each test prints a line with the times, for the table in docs/operations.md.
 
+#[cfg(all(feature = "nats", feature = "kafka"))]
 mod buses;
 mod handlers;
 mod processes;

@@ -1,0 +1,46 @@
+//! What is noted of a bus that Redis knows nothing of, so that operators see it.
+
+use std::sync::Arc;
+
+use super::super::BusError;
+use crate::clock::{SharedClock, millis};
+use crate::presence::BusMeter;
+
+/// The notes of one reader.
+#[derive(Clone)]
+pub(super) struct Watch {
+    pub(super) meter: Option<Arc<BusMeter>>,
+    pub(super) clock: SharedClock,
+}
+
+impl Watch {
+    /// This process reads so many of the logs.
+    pub(super) fn reads(&self, logs: usize) {
+        if let Some(meter) = &self.meter {
+            meter.reads(logs);
+        }
+    }
+
+    /// The bus has answered.
+    pub(super) fn answers(&self) {
+        if let Some(meter) = &self.meter {
+            meter.answers();
+        }
+    }
+
+    /// The bus has answered, and so many entries are not read yet.
+    pub(super) fn lags(&self, unread: u64) {
+        if let Some(meter) = &self.meter {
+            meter.lags(unread, millis(self.clock.now()));
+        }
+    }
+
+    /// The bus cannot be read. What is wrong with Redis is found elsewhere.
+    pub(super) fn failed(&self, error: &BusError) {
+        if let Some(meter) = &self.meter
+            && !matches!(error, BusError::Redis(_))
+        {
+            meter.failed(&error.to_string(), millis(self.clock.now()));
+        }
+    }
+}
