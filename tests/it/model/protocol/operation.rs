@@ -19,10 +19,9 @@ pub(super) enum Operation {
     },
     /// The settings change.
     Limit(Limits),
-    /// A batch of the bus. Without bots it is a checkpoint.
+    /// A batch of some streams of the bus, each once. Without bots it is a checkpoint.
     Enqueue {
-        stream: Stream,
-        chain: Chain,
+        spans: Vec<(Stream, Chain)>,
         bots: Vec<(Bot, u8)>,
         /// The leases that the copier wants, and the lead of the clock that it saw.
         take: (usize, i64, Option<i64>),
@@ -186,23 +185,24 @@ fn limits() -> impl Strategy<Value = Limits> {
 }
 
 fn enqueue() -> impl Strategy<Value = Operation> {
-    let chain = prop_oneof![
-        8 => (1..4_u64).prop_map(Chain::Next),
-        1 => (0..3_u64).prop_map(Chain::Again),
-        1 => Just(Chain::Ahead),
-    ];
+    let chain = || {
+        prop_oneof![
+            8 => (1..4_u64).prop_map(Chain::Next),
+            1 => (0..3_u64).prop_map(Chain::Again),
+            1 => Just(Chain::Ahead),
+        ]
+    };
+    let one = (0..STREAMS, chain()).prop_map(|span| vec![span]);
+    let both = (0..STREAMS, chain(), chain())
+        .prop_map(|(stream, first, second)| vec![(stream, first), (STREAMS - 1 - stream, second)]);
+    let spans = prop_oneof![2 => one, 1 => both];
     // Each bot once, in any order, some with many events.
     let bots = Just((0..BOTS).collect::<Vec<Bot>>()).prop_shuffle();
     let bots = (bots, prop::collection::vec(1..6_u8, 0..=usize::from(BOTS)))
         .prop_map(|(bots, counts)| bots.into_iter().zip(counts).collect());
     let max = prop_oneof![2 => Just(0_usize), 3 => 1..5_usize];
     let take = (max, prop_oneof![Just(30_i64), Just(3_000)], seen());
-    (0..STREAMS, chain, bots, take).prop_map(|(stream, chain, bots, take)| Operation::Enqueue {
-        stream,
-        chain,
-        bots,
-        take,
-    })
+    (spans, bots, take).prop_map(|(spans, bots, take)| Operation::Enqueue { spans, bots, take })
 }
 
 /// How far the caller's knowledge of the clock is ahead of the shard's.

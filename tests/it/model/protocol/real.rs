@@ -15,7 +15,7 @@ use super::decode::{self, Decoded, NAMES, STREAM_NAMES};
 use super::reference::{Action, SLICE_US, ScriptReply, Step, Verdict};
 use crate::model::state_machine::{
     Attempts, Bot, Claim, Claimed, Completion, Enqueued, Event, Fate, Granted, Key, Limits, Mode,
-    Pushed, Queued, Refused, Server, Stream, Take, Taken, record_size,
+    Pushed, Queued, Refused, Server, Span as ModelSpan, Take, Taken, record_size,
 };
 use crate::support::script_harness::ScriptHarness;
 
@@ -81,9 +81,7 @@ impl Real {
                 let set = if one { Cmd::hdel(key, bot) } else { Cmd::hset(key, bot, weight) };
                 self.plain(step, set)
             }
-            Action::Enqueue { stream, chain, bots, take } => {
-                self.enqueue(step, (*stream, *chain), bots, *take)
-            }
+            Action::Enqueue { spans, bots, take } => self.enqueue(step, spans, bots, *take),
             Action::Push { bot, events, due_ms, key } => {
                 self.push(step, (*bot, events), *due_ms, *key)
             }
@@ -140,7 +138,7 @@ impl Real {
     fn enqueue(
         &mut self,
         step: &Step,
-        (stream, (prev, last)): (Stream, (u64, u64)),
+        spans: &[ModelSpan],
         bots: &[(Bot, Vec<Event>)],
         take: Take,
     ) -> Outcome {
@@ -154,11 +152,14 @@ impl Real {
         });
         let call = call::Enqueue {
             keys: &self.keys.clone(),
-            spans: vec![Span {
-                log: STREAM_NAMES[usize::from(stream)],
-                prev: decode::offset(prev),
-                last: decode::offset(last),
-            }],
+            spans: spans
+                .iter()
+                .map(|&(stream, (prev, last))| Span {
+                    log: STREAM_NAMES[usize::from(stream)],
+                    prev: decode::offset(prev),
+                    last: decode::offset(last),
+                })
+                .collect(),
             repeats: None,
             limits: limits(step.limits),
             quotas: &NO_QUOTAS,
@@ -172,9 +173,9 @@ impl Real {
         };
         let mut fences = Vec::new();
         let outcome = self.script(step, &call, |reply, server| {
-            let at = server.offsets.get(&stream).copied().unwrap_or(0);
+            let at = server.stands(spans);
             let mut run = None;
-            let (reply, offset) = match reply {
+            let (reply, stands) = match reply {
                 call::Enqueued::Ok(done, taken) => {
                     run = decode::run(&taken.run);
                     fences.extend(taken.leases.iter().map(|lease| lease.fence));
@@ -189,13 +190,16 @@ impl Real {
                         before: lease.before,
                         events: lease.events,
                     });
-                    (Enqueued::Stored(queued(done), leases.collect()), decode::offset(at))
+                    (Enqueued::Stored(queued(done), leases.collect()), None)
                 }
-                call::Enqueued::Duplicate(stands) => (Enqueued::Dup, stands[0]),
-                call::Enqueued::Gap(stands) => (Enqueued::Gap(at), stands[0]),
+                call::Enqueued::Duplicate(stands) => (Enqueued::Dup, Some(stands)),
+                call::Enqueued::Gap(stands) => (Enqueued::Gap(at.clone()), Some(stands)),
                 call::Enqueued::Repeated(_) => panic!("repetitions are not dropped"),
             };
-            assert_eq!(offset, decode::offset(at));
+            if let Some(stands) = stands {
+                let told: Vec<Offset> = at.iter().map(|at| decode::offset(*at)).collect();
+                assert_eq!(stands, told);
+            }
             ScriptReply::Enqueued(reply, at, run)
         });
         self.fences.extend(fences.into_iter().map(|fence| (fence.get(), fence)));

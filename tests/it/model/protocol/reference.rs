@@ -11,7 +11,7 @@ use super::operation::{
 };
 use crate::model::state_machine::{
     Bot, Change, Claim, Claimed, Completed, Completion, Enqueued, Event, Fate, Granted, Key, Lane,
-    Limits, Mode, Pushed, Refused, Server, Stream, Take, lane_of,
+    Limits, Mode, Pushed, Refused, Server, Span, Stream, Take, lane_of,
 };
 
 /// A time as servers have it: more than 2^50 µs.
@@ -22,7 +22,7 @@ pub(super) const SLICE_US: i64 = 10_000;
 #[derive(Debug, Clone)]
 pub(super) enum Action {
     Nothing,
-    Enqueue { stream: Stream, chain: (u64, u64), bots: Vec<(Bot, Vec<Event>)>, take: Take },
+    Enqueue { spans: Vec<Span>, bots: Vec<(Bot, Vec<Event>)>, take: Take },
     Push { bot: Bot, events: Vec<Event>, due_ms: Option<i64>, key: Option<Key> },
     Forget(Key),
     Claim(Claim),
@@ -40,8 +40,8 @@ pub(super) enum Action {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ScriptReply {
     Nothing,
-    /// With the offset of the shard, and the run that granted the leases.
-    Enqueued(Enqueued, u64, Option<u32>),
+    /// With the offsets of the shard, and the run that granted the leases.
+    Enqueued(Enqueued, Vec<u64>, Option<u32>),
     Pushed(Pushed),
     Refused(Refused),
     /// With the run that granted the leases.
@@ -162,16 +162,20 @@ impl ReferenceState {
                 self.server.limits = limits;
                 Action::Nothing
             }
-            Operation::Enqueue { stream, chain, ref bots, take: (max, ttl_ms, seen) } => {
-                let at = self.server.offsets.get(&stream).copied().unwrap_or(0);
-                let chain = match chain {
-                    Chain::Next(offsets) => (at, at + offsets),
-                    Chain::Again(offsets) => (at.saturating_sub(2), at.max(1) - 1 + offsets),
-                    Chain::Ahead => (at + 1, at + 2),
+            Operation::Enqueue { ref spans, ref bots, take: (max, ttl_ms, seen) } => {
+                let span = |&(stream, chain): &(Stream, Chain)| {
+                    let at = self.server.offsets.get(&stream).copied().unwrap_or(0);
+                    let chain = match chain {
+                        Chain::Next(offsets) => (at, at + offsets),
+                        Chain::Again(offsets) => (at.saturating_sub(2), at.max(1) - 1 + offsets),
+                        Chain::Ahead => (at + 1, at + 2),
+                    };
+                    (stream, chain)
                 };
+                let spans = spans.iter().map(span).collect();
                 let bots = bots.iter().map(|&(bot, count)| (bot, self.events(count))).collect();
                 let take = Take { max, ttl_ms, seen: self.seen(seen) };
-                Action::Enqueue { stream, chain, bots, take }
+                Action::Enqueue { spans, bots, take }
             }
             Operation::Push { bot, events, key } => {
                 Action::Push { bot, events: self.events(events), due_ms: None, key }
@@ -349,12 +353,12 @@ impl ReferenceState {
         let (now_us, server) = (self.now_us, &mut self.server);
         match *action {
             Action::Nothing => ScriptReply::Nothing,
-            Action::Enqueue { stream, chain, ref bots, take } => {
+            Action::Enqueue { ref spans, ref bots, take } => {
                 let events =
                     bots.iter().flat_map(|(bot, events)| events.iter().map(|e| (*bot, *e)));
                 let events: Vec<(Bot, Event)> = events.collect();
-                let reply = server.enqueue(now_us, stream, chain, &events, take);
-                let at = server.offsets.get(&stream).copied().unwrap_or(0);
+                let reply = server.enqueue(now_us, spans, &events, take);
+                let at = server.stands(spans);
                 let mut run = None;
                 if let Enqueued::Stored(_, taken) = &reply
                     && !taken.is_empty()

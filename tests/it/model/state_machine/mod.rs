@@ -172,13 +172,16 @@ pub(crate) struct Taken {
     pub(crate) events: usize,
 }
 
+/// The part of a stream that a call covers: the offset before it, and its last one.
+pub(crate) type Span = (Stream, (u64, u64));
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Enqueued {
     Stored(Queued, Vec<Taken>),
     /// Already copied.
     Dup,
-    /// An earlier event is missing: continue from this offset.
-    Gap(u64),
+    /// Earlier events are missing: continue from these offsets of the streams of the call.
+    Gap(Vec<u64>),
 }
 
 /// The arguments of a claim.
@@ -226,24 +229,29 @@ impl Server {
     pub(crate) fn enqueue(
         &mut self,
         now_us: i64,
-        stream: Stream,
-        (prev, last): (u64, u64),
+        spans: &[Span],
         events: &[(Bot, Event)],
         take: Take,
     ) -> Enqueued {
-        let last_copied = self.offsets.get(&stream).copied().unwrap_or(0);
-        if last_copied >= last {
+        let stands = self.stands(spans);
+        let stood = || spans.iter().zip(&stands);
+        if stood().all(|((_, (_, last)), stand)| stand >= last) {
             return Enqueued::Dup;
         }
-        if last_copied != prev {
-            return Enqueued::Gap(last_copied);
+        if stood().any(|((_, (prev, _)), stand)| stand != prev) {
+            return Enqueued::Gap(stands);
         }
         let (queued, fresh) = self.append(now_us, events);
         self.unpark(&fresh);
         let (taken, fresh) = self.lease_fresh(now_us, fresh, take);
         self.rise(now_us, &fresh);
-        self.offsets.insert(stream, last);
+        self.offsets.extend(spans.iter().map(|(stream, (_, last))| (*stream, *last)));
         Enqueued::Stored(queued, taken)
+    }
+
+    /// The last copied offset of each stream of a call.
+    pub(crate) fn stands(&self, spans: &[Span]) -> Vec<u64> {
+        spans.iter().map(|(stream, _)| self.offsets.get(stream).copied().unwrap_or(0)).collect()
     }
 
     /// Leases quiet bots whose queues were empty to the copier, unless quiet bots wait already.

@@ -198,10 +198,15 @@ fn a_batch_is_copied_once_and_a_gap_is_named() {
     let mut server = Server::new(SLICE);
     let one = Queued { appended: 1, ..Queued::default() };
     let none = Take::default();
-    assert_eq!(server.enqueue(NOW, 0, (0, 5), &[(1, 0)], none), Enqueued::Stored(one, Vec::new()));
-    assert_eq!(server.enqueue(NOW, 0, (0, 5), &[(1, 0)], none), Enqueued::Dup);
-    assert_eq!(server.enqueue(NOW, 0, (7, 9), &[(1, 1)], none), Enqueued::Gap(5));
-    assert_eq!((server.depth, server.offsets), (1, [(0, 5)].into()));
+    let mut enqueue = |spans: &[Span], event| server.enqueue(NOW, spans, &[(1, event)], none);
+    assert_eq!(enqueue(&[(0, (0, 5))], 0), Enqueued::Stored(one, Vec::new()));
+    assert_eq!(enqueue(&[(0, (0, 5))], 0), Enqueued::Dup);
+    assert_eq!(enqueue(&[(0, (7, 9))], 1), Enqueued::Gap(vec![5]));
+    assert_eq!(enqueue(&[(0, (5, 6)), (1, (1, 2))], 1), Enqueued::Gap(vec![5, 0]));
+    assert_eq!(enqueue(&[(0, (5, 6)), (1, (0, 2))], 1), Enqueued::Stored(one, Vec::new()));
+    // One stream has the batch and the other one not: nothing is copied.
+    assert_eq!(enqueue(&[(0, (5, 6)), (1, (2, 3))], 2), Enqueued::Gap(vec![6, 2]));
+    assert_eq!((server.depth, server.offsets), (2, [(0, 6), (1, 2)].into()));
 }
 
 #[test]
