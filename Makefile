@@ -9,7 +9,7 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-deb demo test screenshots bench isolation peers instructions release release-bench deb check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-deb demo test screenshots bench isolation peers instructions release release-bench deb kubernetes check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -86,6 +86,10 @@ deb: | setup-deb release ## the Debian package, in target/debian
 	done
 	$(TARGET)/release/fairlane man --dir $(PACKAGE)/man
 	cargo deb --no-build $(ARGS)
+
+# Needs kubectl 1.27 or later, and no cluster.
+kubernetes: ## render the overlays of deploy/kubernetes
+	@bash .ci/kubernetes
 
 release-bench: | setup-build
 	cargo build --release --locked -p fairlane-bench
