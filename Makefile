@@ -9,7 +9,7 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-build setup-peers setup-instructions demo test screenshots bench isolation peers instructions release release-bench check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-deb demo test screenshots bench isolation peers instructions release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -18,6 +18,10 @@ help: ## show this list
 
 setup: ## install what is missing: redis-server, a C compiler, curl, and the programs of the tests
 	@bash .ci/setup test
+
+# Those of the build, and what makes the Debian package.
+setup-deb:
+	@bash .ci/setup deb
 
 # The demo needs only these tools.
 setup-demo:
@@ -71,6 +75,26 @@ instructions: setup-instructions ## count instructions, and compare with the ref
 
 release: | setup-build ## the program for production, in target/release
 	cargo build --release --locked --features nats,kafka
+
+# The program makes its own completions and manual pages. cargo-deb looks for all of this in target/release.
+deb: PACKAGE = $(TARGET)/release/package
+deb: | setup-deb release ## the Debian package, in target/debian
+	rm -rf $(PACKAGE) $(TARGET)/debian
+	mkdir -p $(PACKAGE)/completions
+	for shell in bash zsh fish; do \
+	  $(TARGET)/release/fairlane completions $$shell > $(PACKAGE)/completions/fairlane.$$shell || exit 1; \
+	done
+	$(TARGET)/release/fairlane man --dir $(PACKAGE)/man
+	cargo deb --no-build $(ARGS)
+
+# The same script as in `make test`, which makes a package of the same files without cargo-deb. Needs root.
+deb-test: deb ## install, start, upgrade and purge the package, in a copy of this system in memory
+	unshare --mount --net --pid --fork --kill-child \
+	  sh tests/it/fixtures/package.sh $(TARGET)/debian/fairlane_*.deb "$$(mktemp -d)"
+
+# Needs kubectl 1.27 or later, and no cluster.
+kubernetes: ## render the overlays of deploy/kubernetes
+	@bash .ci/kubernetes
 
 release-bench: | setup-build
 	cargo build --release --locked -p fairlane-bench

@@ -24,6 +24,7 @@ mod receiver;
 mod replay;
 mod secret;
 mod serve;
+mod service_manager;
 mod session;
 mod signals;
 mod status;

@@ -7,6 +7,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info, warn};
 
 use super::error::CliError;
+use super::service_manager;
 use crate::app::{App, Control, Roles};
 use crate::config::Config;
 use crate::lifecycle::Shutdown;
@@ -60,6 +61,7 @@ pub(super) async fn serve(config: Config, args: ServeArgs) -> Result<(), CliErro
     let file = config.file.clone();
     let app = App::builder(config).roles(roles).build().await?;
     shutdown.spawn(reload(file, app.control(), shutdown.clone()));
+    service_manager::report(&shutdown);
     Ok(app.run(shutdown).await?)
 }
 

@@ -12,6 +12,7 @@ mod docs;
 mod environments;
 mod examples;
 mod health;
+mod kit;
 mod lifecycle;
 mod listing;
 mod log_lines;
