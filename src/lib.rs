@@ -170,6 +170,7 @@ pub mod rate;
 mod receiver;
 #[doc(hidden)]
 pub mod redis;
+mod reload;
 mod replay;
 mod request_deadline;
 mod roles;

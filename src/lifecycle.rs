@@ -13,6 +13,7 @@
 use std::future::Future;
 use std::io;
 use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -25,9 +26,30 @@ use tokio_util::task::TaskTracker;
 /// Time that tasks get to end after the hard stop.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
+/// `shutdown_delay` and `shutdown_grace`. Clones share them.
+#[derive(Debug, Clone)]
+pub(crate) struct Times(Arc<Mutex<(Duration, Duration)>>);
+
+impl Times {
+    pub(crate) fn new(times: (Duration, Duration)) -> Self {
+        Self(Arc::new(Mutex::new(times)))
+    }
+
+    pub(crate) fn set(&self, times: (Duration, Duration)) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = times;
+    }
+
+    fn get(&self) -> (Duration, Duration) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The stages, and the tasks to wait for. Clones share both.
 #[derive(Debug, Clone)]
 pub struct Shutdown {
+    /// Cancelled: another instance of this process accepts the connections from now on. Requests on
+    /// open connections are answered, and each answer asks the client to connect again.
+    pub handed: CancellationToken,
     /// Cancelled: not ready any more. Load balancers should stop sending requests; requests are
     /// still answered.
     pub leaving: CancellationToken,
@@ -51,7 +73,27 @@ impl Shutdown {
     pub fn new() -> Self {
         let hard = CancellationToken::new();
         let soft = hard.child_token();
-        Self { leaving: soft.child_token(), soft, hard, tracker: TaskTracker::new() }
+        let (leaving, handed) = (soft.child_token(), CancellationToken::new());
+        Self { handed, leaving, soft, hard, tracker: TaskTracker::new() }
+    }
+
+    /// The stages of one instance of this process. They follow those of the process, and can also be
+    /// cancelled alone: `hard` after `soft`.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub(crate) fn of_an_instance(&self) -> Self {
+        let soft = self.soft.child_token();
+        let leaving = soft.child_token();
+        let (of_process, of_instance) = (self.leaving.clone(), leaving.clone());
+        self.spawn(async move {
+            tokio::select! {
+                () = of_process.cancelled() => of_instance.cancel(),
+                () = of_instance.cancelled() => {}
+            }
+        });
+        let (handed, hard) = (CancellationToken::new(), self.hard.child_token());
+        Self { handed, leaving, soft, hard, tracker: TaskTracker::new() }
     }
 
     /// Starts a task that [`Self::wait`] waits for.
@@ -76,6 +118,11 @@ impl Shutdown {
     /// # Panics
     /// Outside a tokio runtime.
     pub fn listen_for_signals(&self, delay: Duration, grace: Duration) -> io::Result<()> {
+        self.listen_with(&Times::new((delay, grace)))
+    }
+
+    /// The same with times that can change until the signal.
+    pub(crate) fn listen_with(&self, times: &Times) -> io::Result<()> {
         // Registered before the task is spawned, so that an immediate signal finds its handler.
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
@@ -85,7 +132,7 @@ impl Shutdown {
             }
             interrupt.poll_recv(context).map(|_| Some("SIGINT"))
         });
-        let listening = self.clone().escalate(signals, delay, grace);
+        let listening = self.clone().escalate(signals, times.clone());
         #[expect(
             clippy::disallowed_methods,
             reason = "a finished process must not wait for a signal"
@@ -94,21 +141,18 @@ impl Shutdown {
         Ok(())
     }
 
-    async fn escalate(
-        self,
-        signals: impl Stream<Item = &'static str>,
-        delay: Duration,
-        grace: Duration,
-    ) {
+    async fn escalate(self, signals: impl Stream<Item = &'static str>, times: Times) {
         let mut signals = pin!(signals);
         tokio::select! {
             biased;
             () = self.soft.cancelled() => {}
             Some(signal) = signals.next() => {
+                let (delay, grace) = times.get();
                 tracing::info!(signal, ?delay, ?grace, "stopping: not ready any more; after the delay no new work is taken; a second signal stops immediately");
                 self.leaving.cancel();
             }
         }
+        let (delay, grace) = times.get();
         tokio::select! {
             biased;
             () = self.soft.cancelled() => {}
@@ -171,7 +215,7 @@ mod tests {
     async fn the_first_signal_is_soft_and_the_second_is_hard() {
         let shutdown = Shutdown::new();
         let (signals, stream) = by_hand();
-        let escalating = shutdown.clone().escalate(stream, Duration::ZERO, LONG);
+        let escalating = shutdown.clone().escalate(stream, Times::new((Duration::ZERO, LONG)));
         let listener = shutdown.spawn(escalating);
         assert!(!shutdown.soft.is_cancelled() && !shutdown.leaving.is_cancelled());
 
@@ -188,7 +232,8 @@ mod tests {
     async fn for_the_delay_it_is_only_leaving_and_then_it_stops_softly() {
         let shutdown = Shutdown::new();
         let (signals, stream) = by_hand();
-        shutdown.spawn(shutdown.clone().escalate(stream, Duration::from_secs(5), LONG));
+        shutdown
+            .spawn(shutdown.clone().escalate(stream, Times::new((Duration::from_secs(5), LONG))));
         signals.send("SIGTERM").unwrap();
         shutdown.leaving.cancelled().await;
         tokio::time::sleep(Duration::from_millis(4_900)).await;
@@ -201,7 +246,7 @@ mod tests {
     async fn a_second_signal_during_the_delay_stops_immediately() {
         let shutdown = Shutdown::new();
         let (signals, stream) = by_hand();
-        let listener = shutdown.spawn(shutdown.clone().escalate(stream, LONG, LONG));
+        let listener = shutdown.spawn(shutdown.clone().escalate(stream, Times::new((LONG, LONG))));
         signals.send("SIGTERM").unwrap();
         shutdown.leaving.cancelled().await;
         assert!(!shutdown.soft.is_cancelled());
@@ -214,7 +259,8 @@ mod tests {
     async fn a_soft_stop_becomes_hard_when_the_grace_is_over() {
         let shutdown = Shutdown::new();
         let (_signals, stream) = by_hand();
-        shutdown.spawn(shutdown.clone().escalate(stream, LONG, Duration::from_millis(1)));
+        shutdown
+            .spawn(shutdown.clone().escalate(stream, Times::new((LONG, Duration::from_millis(1)))));
         shutdown.soft.cancel();
         shutdown.hard.cancelled().await;
         shutdown.wait().await;

@@ -44,6 +44,12 @@ impl Startup {
         self.0.borrow().clone()
     }
 
+    /// Waits for the end of the start, or of the process.
+    pub(crate) async fn is_over(&self) {
+        let mut state = self.0.clone();
+        let _ = state.wait_for(Option::is_none).await;
+    }
+
     /// Waits a moment for the end of the start; otherwise returns what the process waits for.
     ///
     /// # Cancel safety

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use futures_util::future::{BoxFuture, OptionFuture};
 use tracing::{info, warn};
 
+use super::sockets::Sockets;
 use super::{App, AppError, Private, Roles};
 use crate::clock::SharedClock;
 use crate::config::{Config, PUSH, PipelineConfig, Start};
@@ -32,6 +33,7 @@ use crate::queue::Queue;
 use crate::quotas::Quotas;
 use crate::redis::private::PrivateRedis;
 use crate::redis::{Link, Target};
+use crate::reload::Reloads;
 use crate::signed_token::SigningKey;
 use crate::telemetry::OncePerMinute;
 
@@ -42,6 +44,9 @@ pub struct Builder {
     pub(super) handlers: HashMap<String, Arc<dyn AnyHandler>>,
     pub(super) clock: SharedClock,
     pub(super) products: Products,
+    pub(super) reloads: Option<Reloads>,
+    /// Open sockets of an earlier instance.
+    pub(super) inherited: Sockets,
 }
 
 impl fmt::Debug for Builder {
@@ -78,6 +83,18 @@ impl Builder {
     #[must_use]
     pub fn clock(mut self, clock: SharedClock) -> Self {
         self.clock = clock;
+        self
+    }
+
+    /// How requests ask for a reload.
+    pub(crate) fn reloads(mut self, reloads: Reloads) -> Self {
+        self.reloads = Some(reloads);
+        self
+    }
+
+    /// Takes over these sockets where the configuration has their addresses.
+    pub(crate) fn inheriting(mut self, sockets: Sockets) -> Self {
+        self.inherited = sockets;
         self
     }
 

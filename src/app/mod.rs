@@ -7,6 +7,8 @@
 //! | `start` | starts the parts |
 //! | `export` | exports spans |
 //! | `supervise` | supervises the private servers, and stops them |
+//! | `relay` | reloads: instances that follow each other in one process |
+//! | `sockets` | the sockets that they hand on |
 
 mod builder;
 pub(crate) mod buses;
@@ -17,17 +19,21 @@ pub(crate) mod files;
 mod findings;
 mod observe;
 mod register;
+pub(crate) mod relay;
+mod sockets;
 mod start;
 mod supervise;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
@@ -39,13 +45,14 @@ pub use self::control::Control;
 pub use self::error::AppError;
 use self::export::Export;
 use self::register::register;
+use self::sockets::Sockets;
 use crate::bus::Published;
 use crate::bus::backlog::Backlog;
 use crate::clock::{SharedClock, SystemClock};
 use crate::config::Config;
 use crate::fanout::starts::Starts;
 use crate::handler::LogHandler;
-use crate::http::{self, Access, Ending, Health};
+use crate::http::{Access, Ending, Health};
 use crate::id::PipelineName;
 use crate::lifecycle::Shutdown;
 use crate::mongo::private::PrivateMongo;
@@ -57,6 +64,7 @@ use crate::queue::{FAIR_SLICE_US, Queue, memory};
 use crate::redis::keys::ShardKeys;
 use crate::redis::private::PrivateRedis;
 use crate::redis::{Link, Target};
+use crate::reload::Reloads;
 pub use crate::roles::Roles;
 use crate::signed_token::SigningKey;
 use crate::trace::Tracer;
@@ -97,6 +105,8 @@ struct Site {
     routes: Vec<Route>,
     control: Control,
     tracer: Tracer,
+    /// How requests ask for a reload, if this process can.
+    reloads: Option<Reloads>,
 }
 
 /// The private servers, if any.
@@ -139,12 +149,14 @@ impl App {
             handlers: HashMap::new(),
             clock: Arc::new(SystemClock),
             products: Products::default(),
+            reloads: None,
+            inherited: Sockets::default(),
         };
         builder.handler("log", LogHandler)
     }
 
     async fn assemble(builder: Builder, plans: Plans, target: Target) -> Result<Self, AppError> {
-        let Builder { config, roles, clock, .. } = builder;
+        let Builder { config, roles, clock, reloads, inherited, .. } = builder;
         let Plans { all: plans, needs, mut services, routes } = plans;
         let (shards, config_admission) = (config.redis.shards, config.admission);
         let all: Vec<ShardKeys> = plans
@@ -173,10 +185,11 @@ impl App {
         }
         files::make_room(&config, roles)?;
         let (listen, backlog) = (config.metrics.listen, config.http.backlog);
-        let metrics_listener = http::bind("metrics.listen", listen, backlog)?;
+        let metrics_listener = sockets::open("metrics.listen", listen, backlog, inherited.metrics)?;
         let http_listener = if roles.http {
             let access = Access::open(&config)?;
-            Some((http::bind("http.listen", config.http.listen, backlog)?, access))
+            let listen = config.http.listen;
+            Some((sockets::open("http.listen", listen, backlog, inherited.http)?, access))
         } else {
             None
         };
@@ -212,6 +225,7 @@ impl App {
             routes,
             control,
             tracer,
+            reloads,
         };
         Ok(Self { site, private: Private::default(), metrics_listener, http_listener, export })
     }
@@ -220,7 +234,7 @@ impl App {
     ///
     /// # Errors
     /// If the operating system does not report it.
-    pub fn http_address(&self) -> std::io::Result<Option<SocketAddr>> {
+    pub fn http_address(&self) -> io::Result<Option<SocketAddr>> {
         self.http_listener.as_ref().map(|(listener, _)| listener.local_addr()).transpose()
     }
 
@@ -228,7 +242,7 @@ impl App {
     ///
     /// # Errors
     /// If the operating system does not report it.
-    pub fn metrics_address(&self) -> std::io::Result<SocketAddr> {
+    pub fn metrics_address(&self) -> io::Result<SocketAddr> {
         self.metrics_listener.local_addr()
     }
 
@@ -236,6 +250,17 @@ impl App {
     #[must_use]
     pub fn control(&self) -> Control {
         self.site.control.clone()
+    }
+
+    /// Copies of its open sockets.
+    pub(crate) fn sockets(&self) -> io::Result<Sockets> {
+        let config = &self.site.config;
+        let metrics = Some((config.metrics.listen, sockets::copy(&self.metrics_listener)?));
+        let http = match &self.http_listener {
+            Some((listener, _)) => Some((config.http.listen, sockets::copy(listener)?)),
+            None => None,
+        };
+        Ok(Sockets { metrics, http })
     }
 
     /// The Redis deployment.
@@ -262,6 +287,15 @@ impl App {
     /// # Errors
     /// If the private Redis cannot be stopped.
     pub async fn run(self, shutdown: Shutdown) -> Result<(), AppError> {
+        self.run_telling(shutdown, None).await
+    }
+
+    /// The same. Tells `ready` when the instance is ready for everything.
+    pub(crate) async fn run_telling(
+        self,
+        shutdown: Shutdown,
+        ready: Option<oneshot::Sender<()>>,
+    ) -> Result<(), AppError> {
         let Self { mut site, private, metrics_listener, http_listener, export } = self;
         let exporting = export.start();
         // Health is served until the very end, so it has a separate stop signal.
@@ -290,10 +324,22 @@ impl App {
             let health = health(link());
             let tasks = shutdown.tracker.clone();
             let api = site.api(access, &health, &mut servers, tasks);
-            let ending = Ending { leaving: shutdown.leaving.clone(), stop: stop.clone() };
+            let ending = Ending {
+                leaving: shutdown.leaving.clone(),
+                handed: shutdown.handed.clone(),
+                stop: stop.clone(),
+            };
             servers.spawn(site.serve(listener, api, health, ending));
         }
-        let observing = observe::spawn(metrics_listener, health(link()), stop.clone())?;
+        let handed = shutdown.handed.clone();
+        let observing = observe::spawn(metrics_listener, health(link()), handed, stop.clone())?;
+        if let Some(ready) = ready {
+            let startup = startup.clone();
+            shutdown.spawn(async move {
+                startup.is_over().await;
+                let _ = ready.send(());
+            });
+        }
         site.start_pipelines(starts, mongodb.clone(), &shutdown);
 
         let private = private.supervised(&site, &shutdown).await;

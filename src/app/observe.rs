@@ -16,6 +16,7 @@ const LIMITS: Limits = Limits { name: "metrics", connections: 256, per_address: 
 pub(super) fn spawn(
     listener: TcpListener,
     health: Health,
+    handed: CancellationToken,
     stop: CancellationToken,
 ) -> io::Result<oneshot::Receiver<()>> {
     let listener = listener.into_std()?;
@@ -25,7 +26,7 @@ pub(super) fn spawn(
         runtime.block_on(async {
             match TcpListener::from_std(listener) {
                 Ok(listener) => {
-                    let ending = Ending { leaving: health.leaving.clone(), stop };
+                    let ending = Ending { leaving: health.leaving.clone(), handed, stop };
                     let routes = http::metrics_routes(health);
                     http::serve(listener, routes, LIMITS, Proxies::default(), ending).await;
                 }

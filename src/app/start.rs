@@ -125,6 +125,7 @@ impl Site {
                 admin,
                 RESPONSE_TIMEOUT,
             ),
+            reloads: self.reloads.clone(),
             bus: self.published(&health.link),
             buses: config.bus.sources.iter().map(SourceConfig::bus).collect(),
             streams: config.bus.streams.clone(),

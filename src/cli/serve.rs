@@ -1,16 +1,16 @@
 //! `fairlane serve`.
 
-use std::path::PathBuf;
-
 use clap::{Args, ValueEnum};
-use tokio::signal::unix::{SignalKind, signal};
-use tracing::{error, info, warn};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::info;
 
 use super::error::CliError;
 use super::service_manager;
-use crate::app::{App, Control, Roles};
+use crate::app::relay::Relay;
+use crate::app::{App, Roles};
 use crate::config::Config;
-use crate::lifecycle::Shutdown;
+use crate::lifecycle::{Shutdown, Times};
+use crate::reload::{self, Reloads};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -54,36 +54,31 @@ pub(super) async fn serve(config: Config, args: ServeArgs) -> Result<(), CliErro
         http: plays(Role::Http),
         schedule: plays(Role::Schedule),
     };
-    let shutdown = Shutdown::new();
-    shutdown
-        .listen_for_signals(config.shutdown_delay, config.shutdown_grace)
-        .map_err(CliError::Signals)?;
+    let times = Times::new((config.shutdown_delay, config.shutdown_grace));
+    let process = Shutdown::new();
+    process.listen_with(&times).map_err(CliError::Signals)?;
+    // Registered before anything is started, so that an early signal does not end the process.
+    let hangups = signal(SignalKind::hangup()).map_err(CliError::Signals)?;
     let file = config.file.clone();
-    let app = App::builder(config).roles(roles).build().await?;
-    shutdown.spawn(reload(file, app.control(), shutdown.clone()));
-    service_manager::report(&shutdown);
-    Ok(app.run(shutdown).await?)
+    let load = move || Ok((Config::load(file.as_deref())?, Config::effective(file.as_deref())?));
+    let builder = move |config| App::builder(config).roles(roles);
+    let (reloads, requests) = reload::channel();
+    process.spawn(hang_ups(hangups, reloads.clone(), process.clone()));
+    let relay = Relay::start(config, (load, builder), process.clone(), times, reloads);
+    let relay = Box::pin(relay).await?;
+    service_manager::report(&process);
+    Ok(Box::pin(relay.serve(requests)).await?)
 }
 
-/// Reloads the section `[admission]` at every SIGHUP. All other settings take effect at the next
-/// start.
-async fn reload(file: Option<PathBuf>, control: Control, shutdown: Shutdown) {
-    let Ok(mut hangup) = signal(SignalKind::hangup()) else {
-        warn!("cannot listen for SIGHUP; [admission] is read at start only");
-        return;
-    };
+/// Reloads at every SIGHUP. The outcome is logged.
+async fn hang_ups(mut hangups: Signal, reloads: Reloads, process: Shutdown) {
     loop {
         tokio::select! {
             biased;
-            () = shutdown.soft.cancelled() => return,
-            heard = hangup.recv() => if heard.is_none() { return },
+            () = process.soft.cancelled() => return,
+            heard = hangups.recv() => if heard.is_none() { return },
         }
-        match Config::load(file.as_deref()) {
-            Ok(config) => {
-                control.set_admission(config.admission);
-                info!(admission = ?config.admission, "SIGHUP: reloaded [admission]; other settings take effect at the next start");
-            }
-            Err(error) => error!(%error, "SIGHUP: cannot load the configuration; nothing changed"),
-        }
+        info!("SIGHUP: reloading the configuration");
+        let _ = reloads.ask().await;
     }
 }

@@ -1,5 +1,10 @@
 //! The settings in force: each with its value and where that comes from, without secrets.
 
+use std::fmt;
+use std::hash::BuildHasher as _;
+use std::path::PathBuf;
+
+use rustc_hash::FxBuildHasher;
 use serde::Serialize;
 
 use super::error::Origin;
@@ -21,6 +26,12 @@ pub struct Effective {
     pub from: String,
     /// Whether it is the default because nothing sets it.
     pub is_default: bool,
+    /// The file that it names, if it names one to read.
+    #[serde(skip)]
+    pub(crate) file: Option<PathBuf>,
+    /// Differs if the value differs, also that of a secret.
+    #[serde(skip)]
+    pub(crate) print: u64,
 }
 
 /// All settings, in the order of their keys.
@@ -30,14 +41,29 @@ pub(super) fn of(layers: &Layers) -> Vec<Effective> {
         value: shown(key, &setting.value),
         from: origin(&setting.at),
         is_default: setting.at == Origin::Code,
+        file: file(key, &setting.value),
+        print: print(&setting.value),
     });
-    let products = layers.products.keys().map(|name| Effective {
+    let products = layers.products.iter().map(|(name, section)| Effective {
         key: format!("{PRODUCTS}.{name}"),
         value: "{ … }".to_owned(),
         from: "the file".to_owned(),
         is_default: false,
+        file: None,
+        print: print(section),
     });
     settings.chain(products).collect()
+}
+
+fn print(value: &impl fmt::Debug) -> u64 {
+    FxBuildHasher.hash_one(format!("{value:?}"))
+}
+
+fn file(key: &str, value: &Value) -> Option<PathBuf> {
+    match value {
+        Value::Text(path) if key.ends_with("_file") && !path.is_empty() => Some(path.into()),
+        _ => None,
+    }
 }
 
 fn origin(at: &Origin) -> String {

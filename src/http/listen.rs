@@ -76,6 +76,8 @@ pub(crate) struct Ending {
     /// Cancelled: requests are still accepted, and each answer asks the client to open its next
     /// connection elsewhere.
     pub(crate) leaving: CancellationToken,
+    /// Cancelled: as `leaving`, and another listener of the same socket accepts the connections.
+    pub(crate) handed: CancellationToken,
     /// Cancelled: no connection is accepted any more.
     pub(crate) stop: CancellationToken,
 }
@@ -83,7 +85,7 @@ pub(crate) struct Ending {
 impl From<CancellationToken> for Ending {
     /// For a listener without clients that need an announcement.
     fn from(stop: CancellationToken) -> Self {
-        Self { leaving: CancellationToken::new(), stop }
+        Self { leaving: CancellationToken::new(), handed: CancellationToken::new(), stop }
     }
 }
 
@@ -102,7 +104,7 @@ pub(crate) async fn serve(
     proxies: Proxies,
     ending: Ending,
 ) {
-    let Ending { leaving, stop } = ending;
+    let Ending { leaving, handed, stop } = ending;
     let patient = Arc::new(server(HEAD_TIME));
     let hurried = Arc::new(server(HEAD_TIME_SHORT));
     let graceful = GracefulShutdown::new();
@@ -112,6 +114,7 @@ pub(crate) async fn serve(
     let front = Arc::new(Front {
         routes: routes.with_state::<()>(()),
         leaving,
+        handed: handed.clone(),
         proxies,
         per_address: limits.per_address,
         addresses: Addresses::default(),
@@ -119,14 +122,16 @@ pub(crate) async fn serve(
         refused_lately: OncePerMinute::default(),
         unusable: UnusableHeaders::new(limits.name),
     });
+    let mut accepts = true;
     loop {
         tokio::select! {
             biased;
             () = stop.cancelled() => break,
+            () = handed.cancelled(), if accepts => accepts = false,
             Some(_) = connections.join_next(), if !connections.is_empty() => {
                 open.decrement(1.0);
             }
-            accepted = listener.accept(), if connections.len() < limits.connections => match accepted {
+            accepted = listener.accept(), if accepts && connections.len() < limits.connections => match accepted {
                 Ok((stream, peer)) => {
                     let peer = peer.ip().to_canonical();
                     let is_proxy = front.proxies.trusts(peer);
@@ -163,6 +168,7 @@ pub(crate) async fn serve(
 struct Front {
     routes: Router,
     leaving: CancellationToken,
+    handed: CancellationToken,
     proxies: Proxies,
     per_address: usize,
     addresses: Addresses,
@@ -220,12 +226,12 @@ impl Front {
             let client = front.proxies.client(peer, request.headers());
             request.extensions_mut().insert(Peer(client));
             request.extensions_mut().insert(watch.clone());
-            let (leaving, watch) = (front.leaving.clone(), watch.clone());
+            let (front, watch) = (Arc::clone(&front), watch.clone());
             let answering = front.routes.clone().call(request);
             async move {
                 let mut response = answering.await?;
                 // `connection: close` tells a client that pools connections not to reuse this one.
-                if leaving.is_cancelled() {
+                if front.leaving.is_cancelled() || front.handed.is_cancelled() {
                     let close = HeaderValue::from_static("close");
                     response.headers_mut().insert(header::CONNECTION, close);
                 }

@@ -61,6 +61,7 @@ mod problem;
 mod problems;
 mod proxy_protocol;
 mod queues;
+mod reload;
 mod replay;
 mod routes;
 mod stopwatch;
@@ -100,12 +101,15 @@ use crate::config::Scope;
 use crate::outbound::Policy;
 use crate::pool::open::OpenLeases;
 use crate::product::{self, Services};
+use crate::reload::Reloads;
 use crate::startup::Startup;
 use crate::trace::Tracer;
 use crate::trail::Trail;
 
 /// The state that the routes share.
 pub(crate) struct Api {
+    /// How an operator asks for a reload; `None`: this process does not reload.
+    pub(crate) reloads: Option<Reloads>,
     /// The queues of every pipeline.
     pub(crate) queues: Queues,
     /// Where events are published, over a link of its own, so that they do not wait behind requests
@@ -217,6 +221,7 @@ fn reading() -> OpenApiRouter<Arc<Api>> {
 fn operating() -> OpenApiRouter<Arc<Api>> {
     pipelines::operating()
         .merge(audit::operating())
+        .merge(reload::operating())
         .merge(replay::operating())
         .merge(bots::operating())
         .merge(dead::operating())

@@ -46,6 +46,7 @@ pub(crate) const ROUTES: &[Row] = &[
     // An operator acts, especially during an overload.
     ("*", "/v1/problems", Class::P1, SMALL),
     ("*", "/v1/audit", Class::P1, SMALL),
+    ("*", "/v1/reload", Class::P1, SMALL),
     ("*", "/v1/pipelines", Class::P1, SMALL),
     ("*", "/v1/pipelines/{pipeline}", Class::P1, SMALL),
     ("*", "/v1/pipelines/{pipeline}/pause", Class::P1, SMALL),

@@ -187,6 +187,10 @@ impl Link {
     /// # Cancel safety
     /// If the future is dropped, any of the calls may have run.
     pub async fn call_all<C: Call>(&self, calls: &[C]) -> Result<Answers<C::Reply>, RedisError> {
+        if calls.is_empty() {
+            // The client refuses a pipeline without commands.
+            return Ok(Vec::new());
+        }
         let mut pipe = Pipeline::with_capacity(calls.len());
         for call in calls {
             pipe.add_command(call.command());

@@ -44,6 +44,16 @@ async fn says(process: &Served, what: &str) {
 }
 
 #[tokio::test]
+async fn an_idle_process_logs_nothing() {
+    let server = RedisServer::start(Options::default());
+    let process = Served::start(&settings(&server)).await;
+    says(&process, "reading the bus").await;
+    let before = process.log().lines().count();
+    let lines = lines_of_outage(&process, before).await;
+    assert_eq!(lines, [""; 0]);
+}
+
+#[tokio::test]
 async fn while_redis_refuses_connections_a_process_logs_a_few_lines() {
     let mut server =
         RedisServer::start(Options { persistence: Persistence::Always, ..Options::default() });

@@ -6,8 +6,8 @@ use std::time::Duration;
 use fairlane::id::Offset;
 use fairlane::quotas::NO_QUOTAS;
 use fairlane::redis::scripts::{
-    Claim, Claimed, Complete, Completion, Enqueue, Enqueued, Limits, Mode, Pause, Push, Resume,
-    Span, Take, Verdict,
+    Claim, Claimed, Complete, Completion, Enqueue, Enqueued, Limits, Mode, Note, Pause, Push,
+    Resume, Span, Take, Verdict,
 };
 use fairlane::redis::{Link, RedisError, Target};
 use futures_util::StreamExt;
@@ -98,6 +98,13 @@ async fn a_full_server_refuses_new_events_whole_and_still_empties() {
     config(0).exec_async(&mut connection).await.unwrap();
     let taken = link.call(&enqueue).await.unwrap();
     assert!(matches!(taken, Enqueued::Ok(done, _) if done.appended == 3), "{taken:?}");
+}
+
+#[tokio::test]
+async fn no_call_needs_no_answer() {
+    let server = RedisServer::start(Options::default());
+    let answers = link(&server).call_all::<Note<'_>>(&[]).await.unwrap();
+    assert_eq!(answers.len(), 0);
 }
 
 #[tokio::test]

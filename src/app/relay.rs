@@ -1,0 +1,270 @@
+//! Reloads: instances that follow each other in one process.
+//!
+//! 1. A new instance is built with the new configuration and the sockets of the old one. If that
+//!    fails, the old one goes on, and nothing has changed.
+//! 2. It starts beside the old one, as another process would, until it is ready.
+//! 3. The old one accepts no further connections, and each of its answers asks the client to connect
+//!    again. For [`HANDOVER`] both work, so that idle connections end by themselves.
+//! 4. The old one stops as after SIGTERM: its slices end, and no lease is lost.
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior};
+use tracing::{error, info};
+
+use super::sockets::Sockets;
+use super::{App, AppError, Builder, Control};
+use crate::config::{Config, ConfigError, Effective};
+use crate::lifecycle::{Shutdown, Times};
+use crate::reload::{Answer, ReloadError, Reloaded, Reloads, Request};
+
+/// Idle connections end after 5 s without a request.
+const HANDOVER: Duration = Duration::from_secs(6);
+/// Interval of looking for changes of files that settings name: tokens, secrets, certificates.
+const LOOK: Duration = Duration::from_secs(5);
+/// How long a new instance may take to be ready.
+const READY: Duration = Duration::from_secs(30);
+
+/// Instances of one process, one after the other.
+pub(crate) struct Relay<L, B> {
+    /// Loads the configuration and the settings in force.
+    load: L,
+    /// Prepares an instance with a configuration.
+    builder: B,
+    process: Shutdown,
+    times: Times,
+    reloads: Reloads,
+    settings: Vec<Effective>,
+    files: Stamps,
+    /// What the last look found.
+    looked: Stamps,
+    current: Runner,
+    /// All instances that have not ended.
+    running: JoinSet<Result<(), AppError>>,
+}
+
+/// A running instance.
+struct Runner {
+    shutdown: Shutdown,
+    sockets: Sockets,
+    control: Control,
+    grace: Duration,
+}
+
+impl<L, B> Relay<L, B>
+where
+    L: Fn() -> Result<(Config, Vec<Effective>), ConfigError>,
+    B: Fn(Config) -> Builder,
+{
+    /// Starts the first instance.
+    ///
+    /// # Errors
+    /// If it cannot be built.
+    pub(crate) async fn start(
+        config: Config,
+        (load, builder): (L, B),
+        process: Shutdown,
+        times: Times,
+        reloads: Reloads,
+    ) -> Result<Self, AppError> {
+        // The load that the caller did before has succeeded.
+        let settings = load().map(|(_, settings)| settings).unwrap_or_default();
+        let grace = config.shutdown_grace;
+        let app = Box::pin(builder(config).reloads(reloads.clone()).build()).await?;
+        let mut running = JoinSet::new();
+        let (current, _) = run(app, &process, grace, &mut running)?;
+        let files = stamps(&settings);
+        let looked = files.clone();
+        Ok(Self {
+            load,
+            builder,
+            process,
+            times,
+            reloads,
+            settings,
+            files,
+            looked,
+            current,
+            running,
+        })
+    }
+
+    /// Serves requests to reload, until the process stops and all instances have ended.
+    ///
+    /// # Errors
+    /// If an instance fails.
+    pub(crate) async fn serve(
+        mut self,
+        mut requests: mpsc::Receiver<Request>,
+    ) -> Result<(), AppError> {
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                Some(ended) = self.running.join_next() => {
+                    if let Ok(ended) = ended {
+                        ended?;
+                    }
+                    if self.running.is_empty() {
+                        return Ok(());
+                    }
+                }
+                // A part of it has failed for good.
+                () = self.current.shutdown.soft.cancelled(), if !self.process.soft.is_cancelled() => {
+                    self.process.soft.cancel();
+                }
+                Some(Request(answer)) = requests.recv(), if !self.process.soft.is_cancelled() => {
+                    let reloaded = self.reload().await;
+                    match &reloaded {
+                        Ok(Reloaded { changed }) => info!(?changed, "the configuration is reloaded"),
+                        Err(error) => error!(%error, "nothing is reloaded"),
+                    }
+                    let _ = answer.send(reloaded);
+                }
+                _ = look.tick(), if !self.process.soft.is_cancelled() => {
+                    let now = stamps(&self.settings);
+                    // A file that is being written is looked at again.
+                    if now == self.files || now != std::mem::replace(&mut self.looked, now.clone()) {
+                        continue;
+                    }
+                    info!("a file that the configuration names has changed");
+                    if let Err(error) = self.reload().await {
+                        error!(%error, "nothing is reloaded");
+                        // It is not tried again before the next change.
+                        self.files = now;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn reload(&mut self) -> Answer {
+        let (config, settings) =
+            (self.load)().map_err(|error| ReloadError::Refused(error.to_string()))?;
+        let changed = changes(&self.settings, &settings);
+        let is_of_admission = |key: &String| key.starts_with("admission.");
+        let files = stamps(&settings);
+        let only_admission = !changed.is_empty() && changed.iter().all(is_of_admission);
+        if only_admission && files == self.files {
+            // No other instance is needed, which matters during an overload.
+            self.current.control.set_admission(config.admission);
+            self.settings = settings;
+            return Ok(Reloaded { changed });
+        }
+        let times = (config.shutdown_delay, config.shutdown_grace);
+        let refused = |error: AppError| ReloadError::Refused(error.to_string());
+        let sockets = self.current.sockets.copied().map_err(|error| refused(error.into()))?;
+        let builder = (self.builder)(config).reloads(self.reloads.clone()).inheriting(sockets);
+        let app = Box::pin(builder.build()).await.map_err(refused)?;
+        let (next, ready) = run(app, &self.process, times.1, &mut self.running).map_err(refused)?;
+        if let Err(reason) = ready_within(ready, &self.process).await {
+            next.retire(Duration::ZERO, &self.process);
+            return Err(ReloadError::NotReady(reason));
+        }
+        std::mem::replace(&mut self.current, next).retire(HANDOVER, &self.process);
+        self.times.set(times);
+        (self.settings, self.files) = (settings, files);
+        Ok(Reloaded { changed })
+    }
+}
+
+/// Runs an instance. The receiver is told when it is ready.
+fn run(
+    app: App,
+    process: &Shutdown,
+    grace: Duration,
+    running: &mut JoinSet<Result<(), AppError>>,
+) -> Result<(Runner, oneshot::Receiver<()>), AppError> {
+    let shutdown = process.of_an_instance();
+    let (sockets, control) = (app.sockets()?, app.control());
+    let (tell, ready) = oneshot::channel();
+    running.spawn(process.tracker.track_future(app.run_telling(shutdown.clone(), Some(tell))));
+    Ok((Runner { shutdown, sockets, control, grace }, ready))
+}
+
+async fn ready_within(ready: oneshot::Receiver<()>, process: &Shutdown) -> Result<(), String> {
+    tokio::select! {
+        biased;
+        () = process.soft.cancelled() => Err("the process stops".to_owned()),
+        told = tokio::time::timeout(READY, ready) => match told {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err("it has ended; the log says why".to_owned()),
+            Err(_) => Err(format!("it is not ready after {} s; the log says why", READY.as_secs())),
+        },
+    }
+}
+
+impl Runner {
+    /// Hands its clients over to the next instance for some time, and then stops.
+    fn retire(self, handover: Duration, process: &Shutdown) {
+        let Self { shutdown, grace, .. } = self;
+        process.spawn(async move {
+            shutdown.handed.cancel();
+            let over = Instant::now() + handover;
+            tokio::select! {
+                biased;
+                () = shutdown.soft.cancelled() => {}
+                () = tokio::time::sleep_until(over) => {}
+            }
+            shutdown.soft.cancel();
+            tokio::select! {
+                biased;
+                () = shutdown.tracker.wait() => {}
+                () = tokio::time::sleep(grace) => {}
+            }
+            shutdown.hard.cancel();
+        });
+    }
+}
+
+/// The files that settings name, with the times of their last changes. A file that cannot be looked at
+/// has none.
+type Stamps = Vec<(PathBuf, Option<(SystemTime, u64)>)>;
+
+fn stamps(settings: &[Effective]) -> Stamps {
+    let look = |path: &PathBuf| {
+        let found = std::fs::metadata(path).ok()?;
+        Some((found.modified().ok()?, found.len()))
+    };
+    let files = settings.iter().filter_map(|setting| setting.file.as_ref());
+    files.map(|path| (path.clone(), look(path))).collect()
+}
+
+/// The keys whose value differs, or that only one side has.
+fn changes(before: &[Effective], now: &[Effective]) -> Vec<String> {
+    let is_in = |one: &Effective, all: &[Effective]| {
+        all.iter().any(|other| other.key == one.key && other.print == one.print)
+    };
+    let gone = before.iter().filter(|one| !is_in(one, now));
+    let new = now.iter().filter(|one| !is_in(one, before));
+    let keys: std::collections::BTreeSet<&String> = gone.chain(new).map(|one| &one.key).collect();
+    keys.into_iter().cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changed_added_and_removed_settings_are_changes() {
+        let of = |all: &[(&str, &str)]| -> Vec<Effective> {
+            let one = |(key, value): &(&str, &str)| Effective {
+                key: (*key).to_owned(),
+                value: (*value).to_owned(),
+                from: "default".to_owned(),
+                is_default: true,
+                file: None,
+                print: u64::from(value.as_bytes()[0]),
+            };
+            all.iter().map(one).collect()
+        };
+        let before = of(&[("a", "1"), ("b", "2"), ("c", "3")]);
+        let now = of(&[("a", "1"), ("b", "3"), ("d", "4")]);
+        assert_eq!(changes(&before, &now), ["b", "c", "d"]);
+        assert_eq!(changes(&before, &before), [""; 0]);
+    }
+}
