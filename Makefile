@@ -89,7 +89,7 @@ deb: | setup-deb release ## the Debian package, in target/debian
 
 # The same script as in `make test`, which makes a package of the same files without cargo-deb. Needs root.
 deb-test: deb ## install, start, upgrade and purge the package, in a copy of this system in memory
-	unshare --mount --net --pid --fork --kill-child \
+	unshare --mount --net --pid --fork --kill-child --cgroup --ipc --uts \
 	  sh tests/it/fixtures/package.sh $(TARGET)/debian/fairlane_*.deb "$$(mktemp -d)"
 
 # Needs kubectl 1.27 or later, and no cluster.

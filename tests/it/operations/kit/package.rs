@@ -28,6 +28,17 @@ const TOOLS: [&str; 7] = [
     "/usr/bin/unshare",
 ];
 
+/// A copy of the system has its own mounts, network, processes and control groups.
+const APART: [&str; 8] =
+    ["--mount", "--net", "--pid", "--fork", "--kill-child", "--cgroup", "--ipc", "--uts"];
+/// What the copy is made with.
+const COPY: &str = r#"
+mount -t tmpfs tmpfs "$1"
+mkdir "$1/changes" "$1/work" "$1/root" "$1/cgroup"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$1/changes,workdir=$1/work" "$1/root"
+mount -t cgroup2 cgroup2 "$1/cgroup"
+"#;
+
 /// A file of the package.
 struct Asset {
     source: String,
@@ -245,10 +256,28 @@ fn missing() -> Option<String> {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let mut mount = Command::new("unshare");
-    mount.args(["--mount", "--net", "--pid", "--fork", "sh", "-euc"]);
-    mount.arg("mount -t tmpfs tmpfs \"$1\"; mkdir \"$1/a\" \"$1/b\" \"$1/c\"; mount -t overlay overlay -o lowerdir=/,upperdir=$1/a,workdir=$1/b \"$1/c\"");
-    let output = mount.arg("sh").arg(directory.path()).output().expect("unshare runs");
+    mount.args(APART).args(["sh", "-euc", COPY, "sh"]).arg(directory.path());
+    let output = mount.output().expect("unshare runs");
     (!output.status.success()).then(|| String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// What a script prints about the package.
+fn story(script: &str, package: &Path, directory: &Path) -> String {
+    let output = Command::new("unshare")
+        .args(APART)
+        .arg("sh")
+        .arg(root().join("tests/it/fixtures").join(script))
+        .args([package, directory])
+        .output()
+        .expect("unshare runs");
+    let said = [output.stdout, output.stderr].concat();
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+fn assert_all(said: &str, expected: &[&str]) {
+    for expected in expected {
+        assert!(said.contains(expected), "{expected:?} is missing in:\n{said}");
+    }
 }
 
 #[test]
@@ -260,33 +289,61 @@ fn the_package_installs_starts_upgrades_and_leaves_nothing_behind() {
     let package = build(directory.path());
     let place = directory.path().join("copy");
     fs::create_dir(&place).expect("a directory");
-    let output = Command::new("unshare")
-        .args(["--mount", "--net", "--pid", "--fork", "--kill-child", "sh"])
-        .arg(root().join("tests/it/fixtures/package.sh"))
-        .args([&package, &place])
-        .output()
-        .expect("unshare runs");
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said);
-    assert!(output.status.success(), "{said}");
-    for expected in [
-        "600 root:root /etc/fairlane/environment",
-        "640 root:fairlane /etc/fairlane/fairlane.toml",
-        "700 root:root /etc/fairlane/secrets",
-        "700 root:root /etc/fairlane/tokens",
-        "700 fairlane:fairlane /var/lib/fairlane",
-        "\nenabled\n",
-        "== the completions are those of the program",
-        "== there are manual pages",
-        "== ready",
-        "== handled",
-        "== stopped",
-        "== upgraded\n# a change of the administrator\n",
-        "600 root:fairlane /etc/fairlane/fairlane.toml",
-        "== removed\nsecret\n",
-        "== nothing is left",
-        "== no user is left",
-    ] {
-        assert!(said.contains(expected), "{expected:?} is missing in:\n{said}");
+    let said = story("package.sh", &package, &place);
+    assert_all(
+        &said,
+        &[
+            "600 root:root /etc/fairlane/environment",
+            "640 root:fairlane /etc/fairlane/fairlane.toml",
+            "700 root:root /etc/fairlane/secrets",
+            "700 root:root /etc/fairlane/tokens",
+            "700 fairlane:fairlane /var/lib/fairlane",
+            "\nenabled\n",
+            "== the completions are those of the program",
+            "== there are manual pages",
+            "== ready",
+            "== handled",
+            "== stopped",
+            "== upgraded\n# a change of the administrator\n",
+            "600 root:fairlane /etc/fairlane/fairlane.toml",
+            "== removed\nsecret\n",
+            "== nothing is left",
+            "== no user is left",
+        ],
+    );
+}
+
+#[test]
+fn systemd_runs_the_service_with_its_rights_its_secrets_and_its_watchdog() {
+    if let Some(reason) = missing() {
+        return println!("not shown: {reason}");
     }
+    if !Path::new("/lib/systemd/systemd").exists() {
+        return println!("not shown: there is no systemd");
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let package = build(directory.path());
+    let printed = story("systemd.sh", &package, directory.path());
+    let said = fs::read_to_string(directory.path().join("said/service"));
+    let said = said.unwrap_or_else(|error| panic!("{error}: {printed}"));
+    assert_all(
+        &said,
+        &[
+            "== active",
+            "== ready",
+            "== type notify",
+            "== user fairlane",
+            "== no new privileges 1, seccomp 2",
+            "== capabilities 0000000000000000",
+            "== handled",
+            "== reloaded",
+            "== restarted",
+            "== without the token 401, with it 200",
+            "== restarted by the watchdog, 1 time",
+            "== ready again",
+            "== stopped: success, exit 0",
+            "== left processes: \n",
+            "== with a wrong configuration: failed, exit 64, 0 restarts",
+        ],
+    );
 }
