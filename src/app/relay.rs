@@ -41,6 +41,8 @@ pub(crate) struct Relay<L, B> {
     files: Stamps,
     /// What the last look found.
     looked: Stamps,
+    /// Whether the Redis was private at the start.
+    is_private: bool,
     current: Runner,
     /// All instances that have not ended.
     running: JoinSet<Result<(), AppError>>,
@@ -72,7 +74,7 @@ where
     ) -> Result<Self, AppError> {
         // The load that the caller did before has succeeded.
         let settings = load().map(|(_, settings)| settings).unwrap_or_default();
-        let grace = config.shutdown_grace;
+        let (grace, is_private) = (config.shutdown_grace, config.redis.url.is_none());
         let app = Box::pin(builder(config).reloads(reloads.clone()).build()).await?;
         let mut running = JoinSet::new();
         let (current, _) = run(app, &process, grace, &mut running)?;
@@ -87,6 +89,7 @@ where
             settings,
             files,
             looked,
+            is_private,
             current,
             running,
         })
@@ -145,6 +148,11 @@ where
     async fn reload(&mut self) -> Answer {
         let (config, settings) =
             (self.load)().map_err(|error| ReloadError::Refused(error.to_string()))?;
+        // An empty file, for example while it is being written, would otherwise start an empty Redis.
+        if config.redis.url.is_none() && !self.is_private {
+            let problem = "redis.url is no longer set; to use a private Redis instead, restart";
+            return Err(ReloadError::Refused(problem.to_owned()));
+        }
         let changed = changes(&self.settings, &settings);
         let is_of_admission = |key: &String| key.starts_with("admission.");
         let files = stamps(&settings);

@@ -341,6 +341,19 @@ impl IntoResponses for OfLease {
     }
 }
 
+/// Further answers of a reload.
+pub(super) struct OfReload;
+
+impl IntoResponses for OfReload {
+    fn responses() -> Responses {
+        problems(&[
+            (400, "The configuration cannot be used, or the request has a body: nothing changed"),
+            (404, "This process does not reload: a program with handlers of its own"),
+            (408, "The body did not arrive within 10 s"),
+        ])
+    }
+}
+
 /// Further answers of routes without a body.
 pub(super) struct Bodiless;
 

@@ -50,6 +50,8 @@ pub(crate) enum Kind {
     NoEvent,
     /// The dead letter does not exist.
     NoDeadLetter,
+    /// The process does not reload its configuration.
+    NoReload,
     /// The replay does not exist.
     NoReplay,
     /// The pipeline cannot be replayed, or the id belongs to another replay.
@@ -129,6 +131,7 @@ impl Kind {
             Self::NoEvent => (S::NOT_FOUND, "no-event", "No such event"),
             Self::NoPipeline => (S::NOT_FOUND, "no-pipeline", "No such pipeline"),
             Self::NoDeadLetter => (S::NOT_FOUND, "no-dead-letter", "No such dead letter"),
+            Self::NoReload => (S::NOT_FOUND, "no-reload", "This process does not reload"),
             Self::NoReplay => (S::NOT_FOUND, "no-replay", "No such replay"),
             Self::ReplayRefused => (S::CONFLICT, "replay-refused", "The replay is refused"),
             Self::NoLease => (S::NOT_FOUND, "no-lease", "No such lease"),
@@ -180,7 +183,6 @@ pub(crate) struct Problem {
     /// The HTTP status of the answer.
     #[schema(example = 400)]
     status: u16,
-    /// The fault of this request, and the remedy.
     detail: String,
     /// The individual errors, if known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -229,17 +231,14 @@ impl Problem {
         problem.errors(vec![Flaw { index: None, field: Some(field.to_owned()), detail }])
     }
 
-    /// The HTTP status of the answer.
     pub(crate) fn status(&self) -> StatusCode {
         StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
 
-    /// The title.
     pub(crate) fn title(&self) -> &'static str {
         self.title
     }
 
-    /// The fault of this request, and the remedy.
     pub(crate) fn detail(&self) -> &str {
         &self.detail
     }

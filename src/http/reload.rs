@@ -9,7 +9,7 @@ use utoipa_axum::routes;
 
 use super::Api;
 use super::auth::Caller;
-use super::docs::Bodiless;
+use super::docs::OfReload;
 use super::extract::NoBody;
 use super::problem::{Kind, Problem};
 use crate::reload::{ReloadError, Reloaded};
@@ -23,7 +23,8 @@ pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
 impl From<ReloadError> for Problem {
     fn from(error: ReloadError) -> Self {
         let kind = match &error {
-            ReloadError::Refused(_) | ReloadError::Unsupported => Kind::InvalidRequest,
+            ReloadError::Refused(_) => Kind::InvalidRequest,
+            ReloadError::Unsupported => Kind::NoReload,
             ReloadError::NotReady(_) => Kind::Starting,
         };
         Self::new(kind, error.to_string())
@@ -38,7 +39,7 @@ impl From<ReloadError> for Problem {
 /// says why. Needs a token of all bots.
 #[utoipa::path(
     post, path = "/v1/reload", tag = "pipelines", operation_id = "reload",
-    responses((status = 200, description = "The new settings are in force", body = Reloaded), Bodiless)
+    responses((status = 200, description = "The new settings are in force", body = Reloaded), OfReload)
 )]
 async fn reload(
     State(api): State<Arc<Api>>,

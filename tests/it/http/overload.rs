@@ -79,7 +79,9 @@ async fn sighup_switches_a_class_off_and_on_again_and_a_mistake_changes_nothing(
     assert_eq!((wrong.code, wrong.problem().as_str()), (400, "invalid-request"));
 
     process.reload("[admission]\np2 = \"perhaps\"\n");
-    eventually(LONG, "the mistake is told", async || process.log().contains("admission.p2")).await;
+    let mistake = "nothing is reloaded";
+    eventually(LONG, "the mistake is told", async || process.log().contains(mistake)).await;
+    assert!(process.log().contains("admission.p2"), "{}", process.log());
     assert_eq!(publish(&client, &[]).await.code, 503, "nothing is changed");
 
     process.reload(&settings(&server, &[]));

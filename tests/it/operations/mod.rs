@@ -20,6 +20,7 @@ mod operators;
 mod presence;
 mod private_mongo;
 mod receiver_command;
+mod reload;
 mod running;
 mod shell;
 mod status;

@@ -110,9 +110,17 @@ impl Served {
         self.address("metrics")
     }
 
+    /// Writes a file into its directory, which has its configuration as `fairlane.toml`.
+    /// At no time it is incomplete.
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        let new = self.directory.path().join("new");
+        fs::write(&new, text).unwrap();
+        fs::rename(new, self.directory.path().join(name)).unwrap();
+    }
+
     /// Writes another configuration and sends SIGHUP.
     pub(crate) fn reload(&self, config: &str) {
-        fs::write(self.directory.path().join("fairlane.toml"), config).unwrap();
+        self.write("fairlane.toml", config);
         signal(self.child.id(), "HUP");
     }
 

@@ -238,7 +238,7 @@ impl Server {
         if stood().all(|((_, (_, last)), stand)| stand >= last) {
             return Enqueued::Dup;
         }
-        if stood().any(|((_, (prev, _)), stand)| stand != prev) {
+        if stood().any(|((_, (prev, last)), stand)| stand != prev || stand >= last) {
             return Enqueued::Gap(stands);
         }
         let (queued, fresh) = self.append(now_us, events);

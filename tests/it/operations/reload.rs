@@ -1,0 +1,160 @@
+//! A process takes over a new configuration while it works.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::json;
+use tokio::sync::watch;
+
+use crate::support::bus::event;
+use crate::support::config::configs;
+use crate::support::http::{Client, get, metric};
+use crate::support::receiver::{Receiver, Reply};
+use crate::support::redis::{Options, RedisServer};
+use crate::support::served::Served;
+use crate::support::wait::eventually;
+
+const LONG: Duration = Duration::from_secs(30);
+const OPERATOR: &str = "0123456789abcdef-operator";
+
+/// A receiver whose answers take longer than the load comes, so that slices run during each reload.
+async fn slow_receiver() -> Receiver {
+    Receiver::start(|_| async {
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        Reply::new(200, "")
+    })
+    .await
+}
+
+fn config(server: &RedisServer, receiver: &Receiver, pipelines: &[&str], batch: u32) -> String {
+    let url = format!("{:?}", receiver.url());
+    let mut settings = Vec::new();
+    for name in pipelines {
+        settings.push((format!("pipelines.{name}.handler"), "\"push\"".to_owned()));
+        settings.push((format!("pipelines.{name}.url"), url.clone()));
+        settings.push((format!("pipelines.{name}.batch"), batch.to_string()));
+        settings.push((format!("pipelines.{name}.events"), format!("[\"{name}\"]")));
+    }
+    let settings: Vec<_> =
+        settings.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    configs(server, pipelines, &settings)
+}
+
+/// Publishes single events over HTTP until the end. Returns the ids that were accepted.
+async fn publish(client: &Client, publisher: usize, over: &watch::Sender<bool>) -> Vec<String> {
+    let mut accepted = Vec::new();
+    while !*over.borrow() {
+        let id = format!("{publisher}-{}", accepted.len());
+        let body = event(&format!("bot-{publisher}"), "one", &id);
+        let answer = client.publish("application/cloudevents+json", &body).await;
+        assert_eq!(answer.code, 202, "{answer:?}");
+        accepted.push(id);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    accepted
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reloads_under_load_refuse_no_request_repeat_no_event_and_lose_no_lease() {
+    let server = RedisServer::start(Options::default());
+    let receiver = slow_receiver().await;
+    let process = Served::start(&config(&server, &receiver, &["one"], 5)).await;
+    let client = Client::new(&process.http());
+    let over = watch::Sender::new(false);
+    let publishing = join_all((0..4).map(|publisher| publish(&client, publisher, &over)));
+    let reloading = async {
+        for round in 0..3 {
+            let names: &[&str] = if round % 2 == 0 { &["one", "two"] } else { &["one"] };
+            process.write("fairlane.toml", &config(&server, &receiver, names, 6 + round));
+            let answer = client.post("/v1/reload").await;
+            assert_eq!(answer.code, 200, "{answer:?}");
+            let changed = answer.json()["changed"].clone();
+            assert!(
+                changed.as_array().unwrap().contains(&json!("pipelines.one.batch")),
+                "{changed}"
+            );
+            // The new pipeline gets the events that are published from now on.
+            if names.contains(&"two") {
+                let id = format!("two-{round}");
+                let body = event("bot-two", "two", &id);
+                let answer = client.publish("application/cloudevents+json", &body).await;
+                assert_eq!(answer.code, 202, "{answer:?}");
+                eventually(LONG, "the new pipeline handles it", async || {
+                    receiver.calls().iter().any(|call| call.ids().contains(&id))
+                })
+                .await;
+            }
+        }
+        over.send_replace(true);
+    };
+    let (accepted, ()) = tokio::join!(publishing, reloading);
+    let accepted: Vec<String> = accepted.into_iter().flatten().collect();
+    let counts = || {
+        let mut counts = BTreeMap::<String, u32>::new();
+        for id in receiver.calls().iter().flat_map(|call| call.ids()) {
+            *counts.entry(id).or_default() += 1;
+        }
+        counts
+    };
+    eventually(LONG, "all are handled", async || {
+        let counts = counts();
+        accepted.iter().all(|id| counts.contains_key(id))
+    })
+    .await;
+    let repeated: Vec<_> = counts().into_iter().filter(|(_, count)| *count > 1).collect();
+    assert_eq!(repeated, [], "of {}", accepted.len());
+    let (_, metrics) = get(&process.metrics(), "/metrics").await;
+    let lost = metric(&metrics, "fairlane_leases_lost_total", &[("pipeline", "one")]);
+    assert_eq!(lost.unwrap_or_default(), 0.0);
+    assert_eq!(get(&process.metrics(), "/readyz").await.0, 200);
+}
+
+#[tokio::test]
+async fn a_configuration_that_cannot_be_used_changes_nothing_and_the_answer_says_why() {
+    let server = RedisServer::start(Options::default());
+    let receiver = Receiver::content().await;
+    let good = config(&server, &receiver, &["one"], 5);
+    let process = Served::start(&good).await;
+    let client = Client::new(&process.http());
+    for (bad, part) in [
+        (good.replace("= 5", "= 0"), "pipelines.one.batch"),
+        (good.replace("\"push\"", "\"nothing\""), "nothing"),
+        ("no toml".to_owned(), "fairlane.toml:1"),
+        // A file that is just being written.
+        (String::new(), "redis.url"),
+        (format!("{good}\nredis.shards = 3\n"), "shards"),
+    ] {
+        process.write("fairlane.toml", &bad);
+        let answer = client.post("/v1/reload").await;
+        let told = answer.json()["detail"].as_str().unwrap_or_default().to_owned();
+        assert!(answer.code == 400 && told.contains(part), "{part}: {answer:?}");
+        assert!(told.contains("nothing changed"), "{told}");
+        let body = event("b", "one", part);
+        let answer = client.publish("application/cloudevents+json", &body).await;
+        assert_eq!(answer.code, 202, "{answer:?}");
+        eventually(LONG, "it works as before", async || {
+            receiver.calls().iter().any(|call| call.ids().contains(&part.to_owned()))
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_changed_token_file_is_noticed() {
+    let server = RedisServer::start(Options::default());
+    let receiver = Receiver::content().await;
+    let tokens = "\n[[auth.tokens]]\nname = \"operator\"\ntoken_file = \"operator\"\nscopes = [\"operate\", \"read\"]\n";
+    let with_tokens = format!("{}{tokens}", config(&server, &receiver, &["one"], 5));
+    let process = Served::start(&config(&server, &receiver, &["one"], 5)).await;
+    process.write("operator", OPERATOR);
+    process.reload(&with_tokens);
+    let client = Client::new(&process.http());
+    let code = async |token: &str| client.with_token(token).get("/v1/pipelines").await.code;
+    eventually(LONG, "the token is known", async || code(OPERATOR).await == 200).await;
+    assert_eq!(code("0123456789abcdef-unknown").await, 401);
+    let other = OPERATOR.replace("operator", "rotated");
+    process.write("operator", &other);
+    eventually(LONG, "the new token is known", async || code(&other).await == 200).await;
+    eventually(LONG, "the old one is not", async || code(OPERATOR).await == 401).await;
+}
