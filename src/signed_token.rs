@@ -5,6 +5,7 @@
 //! all share the key ([`crate::redis::keys::signing_key`]).
 
 use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -28,18 +29,40 @@ pub(crate) enum Purpose<'a> {
     Session(&'a [u8; 32]),
 }
 
-/// The signing key.
+/// The signing key. Clones share it, also after it was replaced.
 #[derive(Clone)]
-pub(crate) struct SigningKey([u8; KEY_BYTES]);
+pub(crate) struct SigningKey(Arc<RwLock<Keys>>);
+
+#[derive(Clone, Copy)]
+struct Keys {
+    current: [u8; KEY_BYTES],
+    /// The one before: its tokens are still accepted.
+    former: Option<[u8; KEY_BYTES]>,
+}
 
 impl SigningKey {
     pub(crate) fn new(bytes: [u8; KEY_BYTES]) -> Self {
-        Self(bytes)
+        Self(Arc::new(RwLock::new(Keys { current: bytes, former: None })))
+    }
+
+    /// The key that new tokens are signed with.
+    pub(crate) fn current(&self) -> [u8; KEY_BYTES] {
+        self.keys().current
+    }
+
+    /// Signs with this key from now on. Tokens of the one before stay valid.
+    pub(crate) fn replace(&self, bytes: [u8; KEY_BYTES]) {
+        let mut keys = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        *keys = Keys { current: bytes, former: Some(keys.current) };
+    }
+
+    fn keys(&self) -> Keys {
+        *self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The token for `payload`. Safe in a path and in a query.
     pub(crate) fn issue(&self, purpose: Purpose<'_>, mut payload: Vec<u8>) -> String {
-        let tag = self.mac(purpose, &payload).finalize().into_bytes();
+        let tag = mac(&self.current(), purpose, &payload).finalize().into_bytes();
         payload.extend_from_slice(&tag[..TAG_BYTES]);
         URL_SAFE_NO_PAD.encode(payload)
     }
@@ -47,28 +70,28 @@ impl SigningKey {
     /// The content of a token; `None` if it was not signed with this key for this purpose.
     pub(crate) fn read(&self, purpose: Purpose<'_>, text: &str) -> Option<Vec<u8>> {
         let (payload, tag) = parts(text)?;
-        self.mac(purpose, &payload).verify_truncated_left(&tag).ok()?;
-        Some(payload)
+        let Keys { current, former } = self.keys();
+        let is_signed =
+            |key: &[u8; KEY_BYTES]| mac(key, purpose, &payload).verify_truncated_left(&tag).is_ok();
+        [Some(current), former].iter().flatten().any(is_signed).then_some(payload)
     }
 
     /// The content of a token that is not verified: only to find what it must be verified for.
     pub(crate) fn unverified(text: &str) -> Option<Vec<u8>> {
         parts(text).map(|(payload, _)| payload)
     }
+}
 
-    fn mac(&self, purpose: Purpose<'_>, payload: &[u8]) -> Hmac<Sha256> {
-        let mac = Hmac::<Sha256>::new_from_slice(&self.0);
-        let mac = mac.expect("HMAC takes keys of any length");
-        match purpose {
-            // A MessagePack array, whose first byte differs from that of any other purpose.
-            Purpose::Lease => mac,
-            Purpose::Cursor(path) => {
-                mac.chain_update("cursor ").chain_update(path).chain_update("\n")
-            }
-            Purpose::Session(digest) => mac.chain_update("session ").chain_update(digest),
-        }
-        .chain_update(payload)
+fn mac(key: &[u8; KEY_BYTES], purpose: Purpose<'_>, payload: &[u8]) -> Hmac<Sha256> {
+    let mac = Hmac::<Sha256>::new_from_slice(key);
+    let mac = mac.expect("HMAC takes keys of any length");
+    match purpose {
+        // A MessagePack array, whose first byte differs from that of any other purpose.
+        Purpose::Lease => mac,
+        Purpose::Cursor(path) => mac.chain_update("cursor ").chain_update(path).chain_update("\n"),
+        Purpose::Session(digest) => mac.chain_update("session ").chain_update(digest),
     }
+    .chain_update(payload)
 }
 
 /// The content and the tag of a token.
@@ -91,43 +114,59 @@ impl fmt::Debug for SigningKey {
 mod tests {
     use super::*;
 
-    const KEY: SigningKey = SigningKey([7; KEY_BYTES]);
+    fn key() -> SigningKey {
+        SigningKey::new([7; KEY_BYTES])
+    }
 
     #[test]
     fn a_text_is_read_back_by_every_process_that_has_the_key_and_for_its_purpose_only() {
         for payload in [&b""[..], b"\x00", b"|1|2|", &[0xff; 700]] {
-            let text = KEY.issue(Purpose::Cursor("/a"), payload.to_vec());
+            let text = key().issue(Purpose::Cursor("/a"), payload.to_vec());
             let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
             assert!(text.chars().all(legal) && text.len() <= TEXT_MAX, "{text}");
-            assert_eq!(KEY.read(Purpose::Cursor("/a"), &text).as_deref(), Some(payload));
-            assert_eq!(KEY.read(Purpose::Cursor("/b"), &text), None);
-            assert_eq!(KEY.read(Purpose::Lease, &text), None);
-            assert_eq!(KEY.read(Purpose::Session(&[7; 32]), &text), None);
-            assert_eq!(SigningKey([8; KEY_BYTES]).read(Purpose::Cursor("/a"), &text), None);
+            assert_eq!(key().read(Purpose::Cursor("/a"), &text).as_deref(), Some(payload));
+            assert_eq!(key().read(Purpose::Cursor("/b"), &text), None);
+            assert_eq!(key().read(Purpose::Lease, &text), None);
+            assert_eq!(key().read(Purpose::Session(&[7; 32]), &text), None);
+            assert_eq!(SigningKey::new([8; KEY_BYTES]).read(Purpose::Cursor("/a"), &text), None);
         }
+    }
+
+    #[test]
+    fn a_replaced_key_signs_and_tokens_of_the_one_before_stay_valid() {
+        let (shared, clone) = (key(), key());
+        let clone_of_shared = shared.clone();
+        let old = shared.issue(Purpose::Lease, b"a".to_vec());
+        shared.replace([8; KEY_BYTES]);
+        assert_eq!(clone_of_shared.read(Purpose::Lease, &old).as_deref(), Some(&b"a"[..]));
+        let new = clone_of_shared.issue(Purpose::Lease, b"b".to_vec());
+        assert_eq!(SigningKey::new([8; KEY_BYTES]).read(Purpose::Lease, &new).unwrap(), b"b");
+        assert_eq!(clone.read(Purpose::Lease, &new), None);
+        shared.replace([9; KEY_BYTES]);
+        assert_eq!(shared.read(Purpose::Lease, &old), None, "two keys ago");
     }
 
     #[test]
     fn a_session_is_of_one_token() {
-        let text = KEY.issue(Purpose::Session(&[1; 32]), b"until".to_vec());
-        assert_eq!(KEY.read(Purpose::Session(&[1; 32]), &text).as_deref(), Some(&b"until"[..]));
-        assert_eq!(KEY.read(Purpose::Session(&[2; 32]), &text), None);
-        assert_eq!(KEY.read(Purpose::Lease, &text), None);
+        let text = key().issue(Purpose::Session(&[1; 32]), b"until".to_vec());
+        assert_eq!(key().read(Purpose::Session(&[1; 32]), &text).as_deref(), Some(&b"until"[..]));
+        assert_eq!(key().read(Purpose::Session(&[2; 32]), &text), None);
+        assert_eq!(key().read(Purpose::Lease, &text), None);
     }
 
     #[test]
     fn a_changed_or_cut_text_is_not_read() {
-        let text = KEY.issue(Purpose::Lease, b"a lease".to_vec());
+        let text = key().issue(Purpose::Lease, b"a lease".to_vec());
         for at in 0..text.len() {
             let mut forged = text.clone().into_bytes();
             forged[at] = if forged[at] == b'A' { b'B' } else { b'A' };
             let forged = String::from_utf8(forged).unwrap();
-            assert_eq!(KEY.read(Purpose::Lease, &forged), None, "at {at}");
-            assert_eq!(KEY.read(Purpose::Lease, &text[..at]), None, "cut at {at}");
+            assert_eq!(key().read(Purpose::Lease, &forged), None, "at {at}");
+            assert_eq!(key().read(Purpose::Lease, &text[..at]), None, "cut at {at}");
         }
         for other in ["", "A", "no such text", &"A".repeat(22), &"A".repeat(5_000)] {
-            assert_eq!(KEY.read(Purpose::Lease, other), None, "{other}");
+            assert_eq!(key().read(Purpose::Lease, other), None, "{other}");
         }
-        assert_eq!(KEY.read(Purpose::Lease, &format!("{text}=")), None);
+        assert_eq!(key().read(Purpose::Lease, &format!("{text}=")), None);
     }
 }

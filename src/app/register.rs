@@ -1,12 +1,19 @@
 //! Values that are fixed with the first data of an environment, and the checks before that.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use redis::Value;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::{AppError, RESPONSE_TIMEOUT};
 use crate::config::Config;
+use crate::lifecycle::Shutdown;
 use crate::redis::{Link, Server, keys};
 use crate::signed_token::{KEY_BYTES, SigningKey};
+
+/// Interval of looking at the signing key.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// Stores the number of shards and the signing key with the first data. Returns the key.
 pub(super) async fn register(link: &Link, config: &Config) -> Result<SigningKey, AppError> {
@@ -45,6 +52,41 @@ pub(super) async fn register(link: &Link, config: &Config) -> Result<SigningKey,
             Ok(SigningKey::new(key))
         }
         _ => Err(damaged()),
+    }
+}
+
+/// Keeps the signing key that of all processes, until the soft stop: a Redis that lost it, for example
+/// in a failover, gets it back from the first process that looks, and the others follow.
+pub(super) async fn keep_key(key: SigningKey, link: Arc<Link>, shutdown: Shutdown) {
+    let name = keys::signing_key(link.prefix());
+    loop {
+        tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return,
+            () = tokio::time::sleep(LOOK) => {}
+        }
+        let found = match link.command("GET", redis::Cmd::get(&name)).await {
+            // The next look finds this one, or that of another process that was faster.
+            Ok(Value::Nil) => {
+                warn!("Redis has lost the signing key; storing it again");
+                let mut store = redis::cmd("SET");
+                store.arg(&name).arg(&key.current()[..]).arg("NX");
+                link.command("SET", store).await
+            }
+            found => found,
+        };
+        match found {
+            Ok(Value::BulkString(bytes)) => {
+                if let Ok(stored) = <[u8; KEY_BYTES]>::try_from(bytes.as_slice())
+                    && stored != key.current()
+                {
+                    warn!("Redis has another signing key; using it from now on");
+                    key.replace(stored);
+                }
+            }
+            Ok(_) => {}
+            Err(error) => debug!(%error, "whether Redis has the signing key is not known"),
+        }
     }
 }
 

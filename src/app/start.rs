@@ -8,6 +8,7 @@ use tokio::task::JoinSet;
 use tokio_util::task::TaskTracker;
 use tracing::info;
 
+use super::register::keep_key;
 use super::{INGEST_TIMEOUT, RESPONSE_TIMEOUT, Site, findings};
 use crate::bus::Source;
 use crate::bus::reader::{self, Reading};
@@ -241,6 +242,8 @@ impl Site {
             }
             listening.push((queue, ears));
         }
+        let (key, link) = (signing_key.clone(), Arc::clone(&links.admin));
+        shutdown.spawn(keep_key(key, link, shutdown.clone()));
         shutdown.spawn(wake::listen(target.clone(), listening, shutdown.clone()));
         let quotas = needs.quotas.clone();
         shutdown.spawn(memory::watch(Arc::clone(&links.admin), quotas, shutdown.clone()));

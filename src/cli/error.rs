@@ -1,6 +1,7 @@
 //! The errors of a command, and the exit codes that scripts read.
 
 use std::io;
+use std::path::PathBuf;
 
 use crate::app::AppError;
 use crate::config::ConfigError;
@@ -43,6 +44,14 @@ pub enum CliError {
     /// Redis is unavailable.
     #[error("{0}; start that Redis, or correct redis.url (FAIRLANE__REDIS__URL)")]
     Away(#[source] RedisError),
+    /// The private Redis does not answer.
+    #[error("the private Redis under {} does not answer within {seconds} s: it hangs, loads its data, or starts; its log is in that directory", dir.display())]
+    PrivateSilent {
+        /// `data_dir`.
+        dir: PathBuf,
+        /// How long it was waited for.
+        seconds: u64,
+    },
     /// Redis does not answer.
     #[error("{0}; start that Redis, or correct redis.url (FAIRLANE__REDIS__URL)")]
     NoAnswer(String),
@@ -311,6 +320,7 @@ impl CliError {
                 PrivateRedisError::PathTooLong { .. } | PrivateRedisError::Directory { .. },
             ) => Exit::Usage,
             Self::Private(_)
+            | Self::PrivateSilent { .. }
             | Self::Away(_)
             | Self::NoAnswer(_)
             | Self::Full(_)

@@ -63,7 +63,12 @@ impl Session {
         config: Config,
         act: impl AsyncFnOnce(&Self) -> Result<T, CliError>,
     ) -> Result<T, CliError> {
-        let redis = Redis::open(&config).await?;
+        // A private Redis that is frozen or loads its data would hold up the command for a minute.
+        let Ok(redis) = tokio::time::timeout(limit, Redis::open(&config)).await else {
+            let (dir, seconds) = (config.data_dir, limit.as_secs());
+            return Err(CliError::PrivateSilent { dir, seconds });
+        };
+        let redis = redis?;
         let result = async {
             let target = redis.target()?.with_prefix(config.redis.prefix.clone());
             let session = Self::open(config, target, limit).await?;

@@ -58,8 +58,13 @@ pub(super) async fn status(config: Config, args: &StatusArgs) -> Result<(), CliE
         error.map_or(Ok(()), |error| Err(CliError::NoAnswer(error)))
     })
     .await;
-    if let Err(CliError::Away(error)) = &result {
-        show(Facts::unavailable(String::new(), error.to_string(), SystemClock.now()))?;
+    let away = match &result {
+        Err(CliError::Away(error)) => Some(error.to_string()),
+        Err(error @ CliError::PrivateSilent { .. }) => Some(error.to_string()),
+        _ => None,
+    };
+    if let Some(error) = away {
+        show(Facts::unavailable(String::new(), error, SystemClock.now()))?;
     }
     result
 }

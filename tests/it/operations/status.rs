@@ -1,9 +1,10 @@
 //! The reports of `fairlane status` during faults, on a running pool.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fairlane::handler::{Failure, Outcomes, Slice};
 use fairlane::redis::{Server, StreamView, Target};
+use redis::AsyncCommands as _;
 use serde_json::Value;
 
 use crate::support::bus::{add, event};
@@ -11,9 +12,11 @@ use crate::support::cli::{Ran, run_in};
 use crate::support::config::{STREAM, config};
 use crate::support::http::{get, metric};
 use crate::support::instance::Instance;
+use crate::support::process::signal;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
-use crate::support::wait::eventually;
+use crate::support::served::Served;
+use crate::support::wait::{Stalls, eventually};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -191,4 +194,50 @@ async fn entries_that_were_deleted_are_not_unread_and_those_that_wait_are_counte
 
     add(&server, STREAM, &(10..17).map(|id| event("b", "t", id)).collect::<Vec<_>>()).await;
     assert_eq!(stream().await.unread, Some(7), "nobody reads");
+}
+
+#[tokio::test]
+async fn a_frozen_private_redis_holds_the_status_up_for_seconds_only() {
+    let process = Served::start(
+        "data_dir = \"data\"\nhttp.listen = \"127.0.0.1:0\"\nmetrics.listen = \"127.0.0.1:0\"\n\
+         [pipelines.one]\nhandler = \"log\"\nevents = [\"*\"]\n",
+    )
+    .await;
+    let log = process.log();
+    let line = log.lines().find(|line| line.contains("private Redis is ready")).unwrap();
+    let line: Value = serde_json::from_str(line).unwrap();
+    let pid = u32::try_from(line["fields"]["pid"].as_u64().unwrap()).unwrap();
+    signal(pid, "STOP");
+    let stalls = Stalls::watch();
+    let began = Instant::now();
+    let dir = process.directory().to_owned();
+    let asked = move || run_in(&dir, &["status", "--json"], "");
+    let status = tokio::task::spawn_blocking(asked).await.unwrap();
+    let took = began.elapsed();
+    signal(pid, "CONT");
+    assert!(took < Duration::from_secs(8) + 2 * stalls.longest(), "{took:?}");
+    assert_eq!(status.code, 69, "{status:?}");
+    let said: Value = serde_json::from_str(&status.out).unwrap();
+    assert_eq!(said["problems"][0]["code"], "redis-unavailable", "{said}");
+    assert!(status.err.contains("the private Redis under"), "{status:?}");
+}
+
+#[tokio::test]
+async fn a_lost_signing_key_comes_back_and_another_one_is_taken_over() {
+    const KEY: &str = "fl:lease-key";
+    let server = RedisServer::start(Options::default());
+    let config = config(&server, "key", &[("pipelines.key.handler", "\"log\"")]);
+    let process = Served::start(&config).await;
+    let mut connection = server.connection().await;
+    let first: Vec<u8> = connection.get(KEY).await.unwrap();
+    let () = connection.del(KEY).await.unwrap();
+    eventually(LONG, "the key is there again", async || {
+        connection.get::<_, Option<Vec<u8>>>(KEY).await.unwrap().as_ref() == Some(&first)
+    })
+    .await;
+    let () = connection.set(KEY, vec![7_u8; 32]).await.unwrap();
+    eventually(LONG, "the process uses the other key", async || {
+        process.log().contains("Redis has another signing key")
+    })
+    .await;
 }

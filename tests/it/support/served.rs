@@ -1,6 +1,7 @@
 //! `fairlane serve` as a separate process, to be called and killed.
 
 use std::fs::{self, File};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -108,6 +109,11 @@ impl Served {
 
     pub(crate) fn metrics(&self) -> String {
         self.address("metrics")
+    }
+
+    /// Its working directory, with its configuration.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     /// Writes a file into its directory, which has its configuration as `fairlane.toml`.
