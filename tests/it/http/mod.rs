@@ -19,4 +19,5 @@ mod overload;
 mod pages;
 mod proxies;
 mod refusals;
+mod rolling;
 mod seconds;
