@@ -158,15 +158,13 @@ fn kafka_settings(
     kafka: &KafkaSection,
     reserved: &[&'static str],
 ) -> Result<KafkaSettings, BusError> {
-    let trusted =
-        match &kafka.tls.ca_file {
-            // The client library would trust only the ones of the file.
-            Some(_) => Some(kafka.tls.trusted().map_err(|cause| BusError::Refused {
-                bus: source.bus(),
-                cause: format!("{cause}"),
-            })?),
-            None => None,
-        };
+    let trusted = match &kafka.tls.ca_file {
+        // The client library would trust only the ones of the file.
+        Some(_) => Some(
+            kafka.tls.trusted().map_err(|cause| BusError::Refused { bus: source.bus(), cause })?,
+        ),
+        None => None,
+    };
     let tls = kafka.encrypted.then(|| KafkaTls {
         trusted: trusted.map(|pem| String::from_utf8_lossy(&pem).into_owned()),
         client: kafka.tls.cert_file.clone().zip(kafka.tls.key_file.clone()),

@@ -287,7 +287,7 @@ impl App {
     /// # Errors
     /// If the private Redis cannot be stopped.
     pub async fn run(self, shutdown: Shutdown) -> Result<(), AppError> {
-        self.run_telling(shutdown, None).await
+        Box::pin(self.run_telling(shutdown, None)).await
     }
 
     /// The same. Tells `ready` when the instance is ready for everything.

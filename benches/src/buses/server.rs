@@ -43,7 +43,12 @@ impl Server {
             Bus::Nats => ("FAIRLANE_NATS_SERVER", "nats-server"),
             Bus::Kafka => ("FAIRLANE_NOIDA_DB", "noida-db"),
         };
-        let program = std::env::var_os(variable).map_or_else(|| default.into(), PathBuf::from);
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "it belongs to the machine, not to the settings"
+        )]
+        let named = std::env::var_os(variable);
+        let program = named.map_or_else(|| default.into(), PathBuf::from);
         let mut command = Command::new(&program);
         match bus {
             Bus::Nats => {

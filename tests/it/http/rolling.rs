@@ -11,7 +11,7 @@ use crate::support::balancer::{Balancer, recipe, replaced};
 use crate::support::bus::event;
 use crate::support::config::config;
 use crate::support::http::{Client, get, metric, until_ready};
-use crate::support::receiver::{Receiver, Reply};
+use crate::support::receiver::{Call, Receiver, Reply};
 use crate::support::redis::{Options, RedisServer, free_port};
 use crate::support::served::Served;
 use crate::support::wait::eventually;
@@ -84,7 +84,7 @@ async fn a_rolling_restart_behind_haproxy_loses_no_request_and_repeats_no_finish
     println!("{} requests", accepted.len());
     let counts = || {
         let mut counts = BTreeMap::<String, u32>::new();
-        for id in receiver.calls().iter().flat_map(|call| call.ids()) {
+        for id in receiver.calls().iter().flat_map(Call::ids) {
             *counts.entry(id).or_default() += 1;
         }
         counts
@@ -99,6 +99,6 @@ async fn a_rolling_restart_behind_haproxy_loses_no_request_and_repeats_no_finish
     for process in &processes {
         let (_, metrics) = get(&process.metrics(), "/metrics").await;
         let lost = metric(&metrics, "fairlane_leases_lost_total", &[("pipeline", "test")]);
-        assert_eq!(lost.unwrap_or_default(), 0.0);
+        assert!(lost.is_none_or(|lost| lost < 1.0), "{lost:?}");
     }
 }

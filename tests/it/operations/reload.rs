@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use crate::support::bus::event;
 use crate::support::config::configs;
 use crate::support::http::{Client, get, metric};
-use crate::support::receiver::{Receiver, Reply};
+use crate::support::receiver::{Call, Receiver, Reply};
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::Served;
 use crate::support::wait::eventually;
@@ -92,7 +92,7 @@ async fn reloads_under_load_refuse_no_request_repeat_no_event_and_lose_no_lease(
     let accepted: Vec<String> = accepted.into_iter().flatten().collect();
     let counts = || {
         let mut counts = BTreeMap::<String, u32>::new();
-        for id in receiver.calls().iter().flat_map(|call| call.ids()) {
+        for id in receiver.calls().iter().flat_map(Call::ids) {
             *counts.entry(id).or_default() += 1;
         }
         counts
@@ -106,7 +106,7 @@ async fn reloads_under_load_refuse_no_request_repeat_no_event_and_lose_no_lease(
     assert_eq!(repeated, [], "of {}", accepted.len());
     let (_, metrics) = get(&process.metrics(), "/metrics").await;
     let lost = metric(&metrics, "fairlane_leases_lost_total", &[("pipeline", "one")]);
-    assert_eq!(lost.unwrap_or_default(), 0.0);
+    assert!(lost.is_none_or(|lost| lost < 1.0), "{lost:?}");
     assert_eq!(get(&process.metrics(), "/readyz").await.0, 200);
 }
 

@@ -44,8 +44,10 @@ async fn what_the_official_sdk_sends_through_the_servers_is_handled_in_order() {
     }
 }
 
-/// Each is refused, and named by this part of its reason.
-fn hostile() -> Vec<(Vec<(&'static str, &'static [u8])>, Vec<u8>, &'static str)> {
+/// Headers, a value, and a part of the reason for which the record is refused.
+type Hostile = (Vec<(&'static str, &'static [u8])>, Vec<u8>, &'static str);
+
+fn hostile() -> Vec<Hostile> {
     let kind = |text: &'static [u8]| ("content-type", text);
     let deep = [vec![b'['; 100_000], vec![b']'; 100_000]].concat();
     vec![

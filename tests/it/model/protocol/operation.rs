@@ -193,9 +193,9 @@ fn enqueue() -> impl Strategy<Value = Operation> {
         ]
     };
     let one = (0..STREAMS, chain()).prop_map(|span| vec![span]);
-    let both = (0..STREAMS, chain(), chain())
+    let two = (0..STREAMS, chain(), chain())
         .prop_map(|(stream, first, second)| vec![(stream, first), (STREAMS - 1 - stream, second)]);
-    let spans = prop_oneof![2 => one, 1 => both];
+    let spans = prop_oneof![2 => one, 1 => two];
     // Each bot once, in any order, some with many events.
     let bots = Just((0..BOTS).collect::<Vec<Bot>>()).prop_shuffle();
     let bots = (bots, prop::collection::vec(1..6_u8, 0..=usize::from(BOTS)))
