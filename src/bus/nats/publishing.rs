@@ -129,7 +129,7 @@ impl NatsSource {
         let mut bytes = HEADERS_BYTES + encoded.value.len();
         let name = event.name();
         let (source, event_id) = name.as_ref().map_or(("", ""), |name| (&*name.source, &*name.id));
-        let id = message_id(source, event_id);
+        let id = message_id(event.bot, source, event_id);
         let own: [(Cow<'static, str>, String); 2] =
             [(MESSAGE_ID.into(), id), (EXPECTED_STREAM.into(), self.link.settings.stream.clone())];
         for (name, value) in own.into_iter().chain(encoded.headers) {
@@ -311,12 +311,15 @@ fn cause(error: &BusError) -> String {
     }
 }
 
-/// The message id: by it, the server drops repetitions. 43 characters.
-fn message_id(source: &str, id: &str) -> String {
+/// The message id: by it, the server drops repetitions. As with `bus.dedup`, events of two bots are no
+/// repetitions of each other. 43 characters.
+fn message_id(bot: &str, source: &str, id: &str) -> String {
     let mut hash = Sha256::new();
-    // Where the source ends matters.
-    hash.update((source.len() as u64).to_be_bytes());
-    hash.update(source);
+    for part in [bot, source] {
+        // Where a part ends matters.
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
     hash.update(id);
     URL_SAFE_NO_PAD.encode(hash.finalize())
 }
@@ -366,10 +369,12 @@ mod tests {
     }
 
     #[test]
-    fn message_ids_tell_sources_and_ids_apart() {
-        assert_eq!(message_id("a", "b"), message_id("a", "b"));
-        assert_ne!(message_id("a/b", "c"), message_id("a", "b/c"));
-        assert_ne!(message_id("ab", "c"), message_id("a", "bc"));
-        assert_eq!(message_id("/shops/7", &"x".repeat(5_000)).len(), 43);
+    fn message_ids_tell_bots_sources_and_ids_apart() {
+        assert_eq!(message_id("bot", "a", "b"), message_id("bot", "a", "b"));
+        assert_ne!(message_id("bot", "a", "b"), message_id("other", "a", "b"));
+        assert_ne!(message_id("bot", "a/b", "c"), message_id("bot", "a", "b/c"));
+        assert_ne!(message_id("bot", "ab", "c"), message_id("bot", "a", "bc"));
+        assert_ne!(message_id("ab", "c", "d"), message_id("a", "bc", "d"));
+        assert_eq!(message_id("bot", "/shops/7", &"x".repeat(5_000)).len(), 43);
     }
 }
