@@ -141,12 +141,15 @@ async fn measure(
     let source = source(options, &server.address);
     publish(rig, server, options, &mut watch).await?;
     let mut runs = Vec::new();
+    // The counter of copies is one of the process, over all instances.
+    let mut copied = 0;
     for _ in 0..options.rounds {
         let mut round = [Run::default(); 2];
         for (run, bus) in round.iter_mut().zip([Some(&source), None]) {
             let sight = Sight { rig, bus, options, server };
-            sight.copy(run, &mut watch).await?;
+            sight.copy(run, copied, &mut watch).await?;
             sight.handle(run, &mut watch).await?;
+            copied += 2 * options.load.events as u64;
         }
         runs.push(round);
     }
@@ -201,11 +204,12 @@ struct Sight<'a> {
 }
 
 impl Sight<'_> {
-    /// Copies all events, without workers.
+    /// Copies all events, without workers. `before` are copied already.
     #[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
     async fn copy(
         &self,
         run: &mut Run,
+        before: u64,
         watch: &mut impl FnMut(&'static str, u64),
     ) -> Result<(), BenchError> {
         let total = self.options.load.events as u64;
@@ -218,7 +222,7 @@ impl Sight<'_> {
         let running = Rig::spawn(app);
         let copied = async || {
             let (_, answer) = client.ask(&ask).await.map_err(BenchError::Http)?;
-            Ok(copies(&String::from_utf8_lossy(&answer)))
+            Ok(copies(&String::from_utf8_lossy(&answer)).saturating_sub(before))
         };
         let (rate, copied) = self.pace(total, copied, |copied| watch("copying", copied)).await?;
         let after = self.cpu().await?;
