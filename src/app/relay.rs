@@ -44,12 +44,16 @@ pub(crate) struct Relay<L, B> {
     /// Whether the Redis was private at the start.
     is_private: bool,
     current: Runner,
-    /// All instances that have not ended.
-    running: JoinSet<Result<(), AppError>>,
+    /// All instances that have not ended. Each tells whether it was the current one, by its number.
+    running: Running,
 }
+
+/// Instances by their numbers.
+type Running = JoinSet<(u64, Result<(), AppError>)>;
 
 /// A running instance.
 struct Runner {
+    number: u64,
     shutdown: Shutdown,
     sockets: Sockets,
     control: Control,
@@ -77,7 +81,7 @@ where
         let (grace, is_private) = (config.shutdown_grace, config.redis.url.is_none());
         let app = Box::pin(builder(config).reloads(reloads.clone()).build()).await?;
         let mut running = JoinSet::new();
-        let (current, _) = run(app, &process, grace, &mut running)?;
+        let (current, _) = run(app, &process, (0, grace), &mut running)?;
         let files = stamps(&settings);
         let looked = files.clone();
         Ok(Self {
@@ -109,8 +113,13 @@ where
             tokio::select! {
                 biased;
                 Some(ended) = self.running.join_next() => {
-                    if let Ok(ended) = ended {
-                        ended?;
+                    match ended {
+                        Ok((number, Err(error))) if number == self.current.number => {
+                            return Err(error);
+                        }
+                        // The current one works on.
+                        Ok((_, Err(error))) => error!(%error, "another instance has failed"),
+                        Ok((_, Ok(()))) | Err(_) => {}
                     }
                     if self.running.is_empty() {
                         return Ok(());
@@ -168,7 +177,8 @@ where
         let sockets = self.current.sockets.copied().map_err(|error| refused(error.into()))?;
         let builder = (self.builder)(config).reloads(self.reloads.clone()).inheriting(sockets);
         let app = Box::pin(builder.build()).await.map_err(refused)?;
-        let (next, ready) = run(app, &self.process, times.1, &mut self.running).map_err(refused)?;
+        let of = (self.current.number + 1, times.1);
+        let (next, ready) = run(app, &self.process, of, &mut self.running).map_err(refused)?;
         if let Err(reason) = ready_within(ready, &self.process).await {
             next.retire(Duration::ZERO, &self.process);
             return Err(ReloadError::NotReady(reason));
@@ -184,14 +194,15 @@ where
 fn run(
     app: App,
     process: &Shutdown,
-    grace: Duration,
-    running: &mut JoinSet<Result<(), AppError>>,
+    (number, grace): (u64, Duration),
+    running: &mut Running,
 ) -> Result<(Runner, oneshot::Receiver<()>), AppError> {
     let shutdown = process.of_an_instance();
     let (sockets, control) = (app.sockets()?, app.control());
     let (tell, ready) = oneshot::channel();
-    running.spawn(process.tracker.track_future(app.run_telling(shutdown.clone(), Some(tell))));
-    Ok((Runner { shutdown, sockets, control, grace }, ready))
+    let ran = app.run_telling(shutdown.clone(), Some(tell));
+    running.spawn(process.tracker.track_future(async move { (number, ran.await) }));
+    Ok((Runner { number, shutdown, sockets, control, grace }, ready))
 }
 
 async fn ready_within(ready: oneshot::Receiver<()>, process: &Shutdown) -> Result<(), String> {

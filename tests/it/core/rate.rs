@@ -74,8 +74,7 @@ async fn each_bot_gets_its_rate_and_never_more_although_a_process_is_killed() {
     for (bot, mut times) in bots {
         assert_within(&mut times, 20.0, 60.0);
         let mean = mean(&times, BURST);
-        // On a busy machine some tokens are used late; `fairlane-bench limits` measures how close it is.
-        assert!((12.0..=20.1).contains(&mean), "{bot}: {mean} a second");
+        assert!((19.6..=20.1).contains(&mean), "{bot}: {mean} a second");
     }
 }
 
@@ -226,8 +225,7 @@ async fn all_bots_of_all_processes_share_the_total_rate_evenly() {
     // A token is used within 250 ms of its grant: so much later, and closer to the next one.
     assert_within(&mut times, 100.0, 100.0 + 25.0);
     let mean = mean(&times, 100);
-    // A machine that does other things too leaves some tokens unused.
-    assert!((50.0..=100.7).contains(&mean), "{mean} a second");
+    assert!((95.0..=100.7).contains(&mean), "{mean} a second");
     first.stop().await;
     second.stop().await;
 }
