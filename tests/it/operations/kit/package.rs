@@ -18,7 +18,8 @@ const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
 /// What `make deb` builds.
 const BUILT: &str = "target/release/";
 /// What the test of the installation needs, where the copy of the system finds it.
-const TOOLS: [&str; 7] = [
+const TOOLS: [&str; 8] = [
+    "/usr/bin/apt-get",
     "/usr/bin/dpkg",
     "/usr/bin/dpkg-deb",
     "/usr/bin/deb-systemd-helper",
@@ -226,6 +227,12 @@ fn build(directory: &Path) -> PathBuf {
         "Maintainer: The Fairlane authors <fairlane@example.com>",
         "Description: made by a test",
     ];
+    let mut fields: Vec<String> = fields.map(str::to_owned).to_vec();
+    for (field, key) in [("Depends", "depends"), ("Recommends", "recommends")] {
+        let metadata = metadata();
+        let packages = metadata[key].as_str().expect("a text");
+        fields.push(format!("{field}: {}", packages.trim_start_matches("$auto, ")));
+    }
     fs::write(control.join("control"), fields.join("\n") + "\n").expect("a file");
     let kept = list(&metadata(), "conf-files");
     fs::write(control.join("conffiles"), kept.join("\n") + "\n").expect("a file");
@@ -253,6 +260,12 @@ fn missing() -> Option<String> {
     }
     if Path::new("/etc/fairlane").exists() {
         return Some("Fairlane is installed on this machine".to_owned());
+    }
+    // Others came without packages, so apt would look for them in the network.
+    let mut asked = Command::new("dpkg-query");
+    let asked = asked.args(["-W", "ca-certificates", "redis-server", "systemd"]).output();
+    if !asked.expect("dpkg-query runs").status.success() {
+        return Some("the packages that Fairlane needs are not installed".to_owned());
     }
     let directory = tempfile::tempdir().expect("a directory");
     let mut mount = Command::new("unshare");
@@ -299,6 +312,7 @@ fn the_package_installs_starts_upgrades_and_leaves_nothing_behind() {
             "700 root:root /etc/fairlane/tokens",
             "700 fairlane:fairlane /var/lib/fairlane",
             "\nenabled\n",
+            "== installed: installed 0.1.0-1",
             "== the completions are those of the program",
             "== there are manual pages",
             "== ready",
@@ -326,11 +340,18 @@ fn systemd_runs_the_service_with_its_rights_its_secrets_and_its_watchdog() {
     let printed = story("systemd.sh", &package, directory.path());
     let said = fs::read_to_string(directory.path().join("said/service"));
     let said = said.unwrap_or_else(|error| panic!("{error}: {printed}"));
+    said.lines()
+        .filter(|line| line.contains(" after the start of apt"))
+        .for_each(|line| println!("{line}"));
     assert_all(
         &said,
         &[
+            "== installed by apt, ",
             "== active",
             "== ready",
+            "== a private Redis of fairlane, as 1 process",
+            "== over HTTP: {\"accepted\":1}",
+            "== the first event is handled, ",
             "== type notify",
             "== user fairlane",
             "== no new privileges 1, seccomp 2",
