@@ -9,7 +9,7 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-deb demo test screenshots bench isolation peers instructions release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-deb demo test screenshots samples bench isolation peers instructions release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,10 @@ test: setup ## all tests, on real servers
 screenshots: setup ## pictures of all web pages, light and dark, in target/screenshots
 	cargo test --locked --test it -- --ignored --exact http::looks::screenshots
 	@echo "the pictures are in $(TARGET)/screenshots"
+
+# The data that a killed process of this version leaves, which every later version must handle.
+samples: setup ## write the sample of this version, in tests/it/fixtures/stored
+	cargo test --locked --workspace --test it -- --ignored --exact operations::years::story::write_the_sample_of_this_version
 
 check: check-fmt check-clippy check-doc check-deny ## formatting, lints, documentation, dependencies
 

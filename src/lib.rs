@@ -44,6 +44,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `http` | the HTTP interface: routes, tokens, problems, the `OpenAPI` document, the pages |
+//! | [`formats`] | which formats the stored data has, and which ones this program reads |
 //! | `mongo` | `MongoDB`: the client, grouped writes, the private server |
 //! | [`app`] | builds and runs an instance |
 //! | `presence` | the registry of running processes: rates, workers |
@@ -139,6 +140,7 @@ pub mod expression;
 #[doc(hidden)]
 pub mod fanout;
 mod find;
+pub mod formats;
 pub mod handler;
 pub mod history;
 mod http;

@@ -23,6 +23,7 @@ use crate::clock::SharedClock;
 pub use crate::config::Scope;
 use crate::config::{Config, ConfigError, PipelineConfig};
 use crate::fanout::Interest;
+pub use crate::formats::{Change, Format};
 use crate::handler::{AnyHandler, Handler};
 use crate::id::PipelineName;
 use crate::lifecycle::Shutdown;
@@ -57,6 +58,12 @@ pub trait Product: Send + Sync + 'static {
     /// Whether it calls external HTTP servers.
     fn calls_out(&self) -> bool {
         false
+    }
+
+    /// The formats of its own data. A process does not start on data of a later format, if its
+    /// pipeline runs.
+    fn formats(&self) -> &'static [Format] {
+        &[]
     }
 
     /// The scripts that it runs in Redis in addition to those of the core.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::clock::{SharedClock, SystemClock};
 use crate::config::Config;
+use crate::formats::{CORE, Format};
 use crate::id::PipelineName;
 use crate::pipeline::Kind;
 use crate::product::Product;
@@ -17,6 +18,11 @@ static BUILT_IN: [&dyn Product; 3] =
 /// Whether a built-in product has this pipeline.
 pub(crate) fn is_product(pipeline: &str) -> bool {
     BUILT_IN.iter().any(|product| product.pipeline() == pipeline)
+}
+
+/// The formats of the core and of the built-in products.
+pub(crate) fn formats() -> impl Iterator<Item = &'static Format> {
+    CORE.iter().chain(BUILT_IN.into_iter().flat_map(Product::formats))
 }
 
 /// The products of one program.

@@ -3,6 +3,7 @@
 use crate::bus::BusError;
 use crate::config::ConfigError;
 use crate::expression::FilterError;
+use crate::formats::TooNew;
 use crate::http::{AuthError, BindError};
 use crate::id::{PipelineName, Prefix};
 use crate::mongo::client::MongoError;
@@ -110,6 +111,9 @@ pub enum AppError {
         /// The stored value.
         stored: String,
     },
+    /// The data has a later format.
+    #[error(transparent)]
+    TooNew(#[from] TooNew),
     /// Another environment reads a stream.
     #[error(
         "bus.streams names {stream:?}, which the environment with redis.prefix = {other:?} reads: both would handle its events, and each trim what the other needs; under redis.prefix = {prefix:?} there is no data yet, so set redis.prefix = {other:?} if that one is meant, or else another bus.streams (or bus.trim = false, to look on)"

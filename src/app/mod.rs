@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `builder` | checks the configuration, and plans each pipeline |
 //! | `register` | values that are fixed with the first data of an environment |
+//! | `formats` | refuses data of a later version, and marks the data |
 //! | `start` | starts the parts |
 //! | `export` | exports spans |
 //! | `supervise` | supervises the private servers, and stops them |
@@ -17,6 +18,7 @@ mod error;
 mod export;
 pub(crate) mod files;
 mod findings;
+mod formats;
 mod observe;
 mod register;
 pub(crate) mod relay;
@@ -44,6 +46,7 @@ use self::buses::Buses;
 pub use self::control::Control;
 pub use self::error::AppError;
 use self::export::Export;
+use self::formats::Formats;
 use self::register::register;
 use self::sockets::Sockets;
 use crate::bus::Published;
@@ -100,6 +103,7 @@ struct Site {
     buses: Buses,
     plans: Vec<Plan>,
     signing_key: SigningKey,
+    formats: Formats,
     needs: Needs,
     services: Services,
     routes: Vec<Route>,
@@ -156,7 +160,7 @@ impl App {
     }
 
     async fn assemble(builder: Builder, plans: Plans, target: Target) -> Result<Self, AppError> {
-        let Builder { config, roles, clock, reloads, inherited, .. } = builder;
+        let Builder { config, roles, clock, products, reloads, inherited, .. } = builder;
         let Plans { all: plans, needs, mut services, routes } = plans;
         let (shards, config_admission) = (config.redis.shards, config.admission);
         let all: Vec<ShardKeys> = plans
@@ -179,7 +183,10 @@ impl App {
                 RESPONSE_TIMEOUT,
             )),
         };
+        let mut formats = Formats::new(&products, &plans, &clock);
+        let marks = formats.accept(&links.admin, needs.mongo.as_ref().ok()).await?;
         let signing_key = register(&links.admin, &config).await?;
+        formats.mark(&links.admin, &marks).await;
         if let Err(error) = memory::observe(&links.admin, &needs.quotas).await {
             debug!(%error, "cannot ask Redis for its memory; asking again");
         }
@@ -220,6 +227,7 @@ impl App {
             buses,
             plans,
             signing_key,
+            formats,
             needs,
             services,
             routes,
@@ -285,7 +293,7 @@ impl App {
     /// Runs until `shutdown` stops it and all started work has ended.
     ///
     /// # Errors
-    /// If the private Redis cannot be stopped.
+    /// If the private Redis cannot be stopped, or MongoDB turns out to have data of a later version.
     pub async fn run(self, shutdown: Shutdown) -> Result<(), AppError> {
         Box::pin(self.run_telling(shutdown, None)).await
     }
@@ -354,8 +362,10 @@ impl App {
         if let Ok(mongo) = site.needs.mongo.clone() {
             mongo.close().await;
         }
+        let refused = site.formats.refused();
         // Our connections must be closed before the private servers are stopped.
         drop(site);
-        private.stop().await
+        private.stop().await?;
+        refused.map_or(Ok(()), Err)
     }
 }

@@ -243,6 +243,7 @@ impl Site {
             listening.push((queue, ears));
         }
         let (key, link) = (signing_key.clone(), Arc::clone(&links.admin));
+        shutdown.spawn(self.formats.kept(Arc::clone(&link), needs.mongo.clone().ok(), shutdown));
         shutdown.spawn(keep_key(key, link, shutdown.clone()));
         shutdown.spawn(wake::listen(target.clone(), listening, shutdown.clone()));
         let quotas = needs.quotas.clone();

@@ -55,6 +55,7 @@ pub(crate) use self::subscriptions::{RulesEar, Subscriptions};
 use crate::breaker::{Breaker, Unanswered};
 use crate::clock::SharedClock;
 use crate::config::{Config, OrderBy};
+use crate::formats::Format;
 use crate::id::{BotId, RuleId};
 use crate::mongo::client::{Mongo, MongoError};
 use crate::pipeline::Kind;
@@ -66,6 +67,13 @@ pub const PIPELINE: &str = crate::config::AUTOMATIONS;
 
 /// The product.
 pub(crate) struct Product;
+
+/// The formats of its data.
+static FORMATS: [Format; 3] = [
+    Format::first_documents("rules", "rules"),
+    Format::first_documents("profiles", "profiles of subscribers"),
+    Format::first("rule-statistics", "statistics of rules"),
+];
 
 impl product::Product for Product {
     fn pipeline(&self) -> &'static str {
@@ -80,6 +88,10 @@ impl product::Product for Product {
 
     fn needs_mongo(&self) -> bool {
         true
+    }
+
+    fn formats(&self) -> &'static [Format] {
+        &FORMATS
     }
 
     fn open(&self, opening: &Opening<'_>) -> Result<Arc<dyn Part>, OpenError> {

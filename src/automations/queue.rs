@@ -42,9 +42,11 @@ pub(crate) const RULES: &str = "rules";
 /// The prefixes of a rule's hash fields: matches, actions, errors, the last error.
 const FIELDS: [char; 4] = ['m', 'a', 'e', 'l'];
 
-/// In addition to the keys of the queues ([`crate::redis::keys`]): `fl:{p:s}:rules:<bot>`, a
-/// hash with `m<rule>` the number of matches, `a<rule>` of actions, `e<rule>` of errors, and
-/// `l<rule>` the last error.
+/// In addition to the keys of the queues ([`crate::redis::keys`]):
+///
+/// | key | type | meaning |
+/// |---|---|---|
+/// | `fl:{p:s}:rules:<bot>` | hash | `m<rule>` the number of matches, `a<rule>` of actions, `e<rule>` of errors, and `l<rule>` the last error |
 impl ShardKeys {
     /// The statistics of the rules of one bot.
     #[must_use]

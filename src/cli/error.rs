@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::app::AppError;
 use crate::config::ConfigError;
+use crate::formats::TooNew;
 use crate::id::{LetterId, PipelineName};
 use crate::mongo::client::MongoError;
 use crate::pipeline::Protected;
@@ -97,6 +98,9 @@ pub enum CliError {
         /// The number in Redis.
         stored: u16,
     },
+    /// The data has a later format.
+    #[error(transparent)]
+    TooNew(#[from] TooNew),
     /// The pipeline is neither in the configuration nor in Redis.
     #[error(
         "there is no pipeline {name:?}, neither in the configuration nor in Redis; {}",
@@ -304,6 +308,7 @@ impl CliError {
             | Self::Telemetry(_)
             | Self::Address
             | Self::Shards { .. }
+            | Self::TooNew(_)
             | Self::UnknownPipeline { .. }
             | Self::WhichPipeline { .. }
             | Self::NoPipeline
@@ -402,6 +407,7 @@ fn of_app(error: &AppError) -> Exit {
         | AppError::Filter { .. }
         | AppError::OrderBy { .. }
         | AppError::Shards { .. }
+        | AppError::TooNew(_)
         | AppError::StreamShared { .. }
         | AppError::Auth(_)
         | AppError::Headers(_)

@@ -9,10 +9,11 @@ use redis::TlsCertificates;
 
 use super::error::CliError;
 use crate::config::{Config, PipelineConfig, RedisUrl, is_built_in};
+use crate::formats;
 use crate::id::{PipelineName, ShardCount};
 use crate::pipeline::Kind;
 use crate::presence::{self, Process};
-use crate::products::Kinds;
+use crate::products::{self, Kinds};
 use crate::queue::{FAIR_SLICE_US, Queue};
 use crate::redis::keys::ShardKeys;
 use crate::redis::private::PrivateRedis;
@@ -95,6 +96,10 @@ impl Session {
         // process, so a large answer delays no other call, and one connection opens faster than
         // several.
         let looking = Arc::new(Link::new(target, Vec::new(), FAIR_SLICE_US, limit));
+        if stored.is_some() {
+            let place = formats::place(looking.prefix());
+            formats::look(&looking).await?.accept(products::formats(), &place)?;
+        }
         Ok(Self { config, server, shards, looking })
     }
 

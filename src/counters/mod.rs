@@ -60,6 +60,7 @@ use crate::breaker::{Breaker, Unanswered};
 use crate::clock::SharedClock;
 use crate::config::Config;
 use crate::counters::metrics::CounterMetrics;
+use crate::formats::Format;
 use crate::id::BotId;
 use crate::mongo::client::MongoError;
 use crate::pipeline::{Kind, Protected};
@@ -82,6 +83,9 @@ const PROTECTED: Protected = Protected {
 /// The product.
 pub(crate) struct Product;
 
+/// The formats of its data.
+static FORMATS: [Format; 1] = [Format::first_documents("counters", "totals and days")];
+
 impl product::Product for Product {
     fn pipeline(&self) -> &'static str {
         PIPELINE
@@ -95,6 +99,10 @@ impl product::Product for Product {
 
     fn needs_mongo(&self) -> bool {
         true
+    }
+
+    fn formats(&self) -> &'static [Format] {
+        &FORMATS
     }
 
     fn scripts(&self) -> Option<&'static Table> {

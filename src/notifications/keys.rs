@@ -7,7 +7,7 @@
 //! | `fl:{p:s}:online:<bot>\n<uid>` | sorted set | notifications that wait for the user: id → due, ms |
 //! | `fl:{p:s}:key:<bot>\n<key>` | string, TTL | the notification with this caller's key |
 //! | `fl:{p:s}:results:<bot>` | string, TTL | meter of its ended notifications: when the whole quota is free again, µs |
-//! | `fl:{p:s}:stats:day:<days since 1970>`, `…:hour:<hours>` | hash, TTL | `type\|outcome` → count |
+//! | `fl:{p:s}:stats:day:<days since 1970>`, `fl:{p:s}:stats:hour:<hours>` | hash, TTL | `type\|outcome` → count |
 //! | `fl:notification-kinds` | hash | the types with their own entry in the statistics, at most about 50 → `<last use, ms> <bot that was the first>` |
 //! | `fl:auditor` | string, TTL | the lock of the process that audits the notifications |
 

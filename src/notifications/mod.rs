@@ -35,6 +35,7 @@ use self::scripts::{Amended, Amendment};
 pub(crate) use self::sender::{PER_HOST, Sender, Sending};
 use crate::clock::{SharedClock, millis};
 use crate::config::Config;
+use crate::formats::Format;
 use crate::id::BotId;
 use crate::notifications::metrics::NotificationMetrics;
 use crate::outbound::headers::HeaderSets;
@@ -59,6 +60,9 @@ const PROTECTED: Protected = Protected {
 /// The product.
 pub(crate) struct Product;
 
+/// The formats of its data.
+static FORMATS: [Format; 1] = [Format::first("notifications", "notifications and their users")];
+
 impl product::Product for Product {
     fn pipeline(&self) -> &'static str {
         PIPELINE
@@ -70,6 +74,10 @@ impl product::Product for Product {
 
     fn calls_out(&self) -> bool {
         true
+    }
+
+    fn formats(&self) -> &'static [Format] {
+        &FORMATS
     }
 
     fn scripts(&self) -> Option<&'static Table> {

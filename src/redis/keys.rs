@@ -27,7 +27,7 @@
 //! | `fl:{p:0}:tokens` | string, TTL | when the bucket of the pipeline is full again, µs |
 //! | `fl:{p:s}:held` | hash | what bots hold, for their quotas: `q<bot>` bytes queued; `a<bot>` events of lanes that are set aside; `l<bot>`, `L<bot>` delayed events, their bytes; `d<bot>`, `D<bot>` dead letters, their bytes; `n<bot>`, `N<bot>` pending records of a product, their bytes |
 //! | `fl:{p:s}:hwm` | hash | log of the bus → last offset copied into this shard |
-//! | `fl:{p:s}:names-now`, `…:names-before` | hash, TTL | names of the copied events, if repetitions are dropped |
+//! | `fl:{p:s}:names-now`, `fl:{p:s}:names-before` | hash, TTL | names of the copied events, if repetitions are dropped |
 //! | `fl:{p:s}:q:<bot>` | list | the records, oldest at the head |
 //! | `fl:{p:s}:a:<lane>:<bot>` | list | the records of a lane that is set aside, oldest at the head |
 //! | `fl:{p:s}:due` | sorted set | delayed events: id → ms since 1970 |
@@ -41,14 +41,15 @@
 //! | `fl:{p:s}:history-bytes` | hash, TTL | bytes of `done` and `failed` attempts |
 //! | `fl:{p:s}:idem:<key>` | string, TTL | idempotency keys |
 //! | `fl:{p:s}:replay:<id>` | hash, TTL | stream and bot → the offset of the last event that a replay put |
-//! | `fl:{p:s}:keys:<bot>`, `…:imports:<bot>` | string, TTL | meter of its idempotency keys: when the whole quota is free again, µs |
+//! | `fl:{p:s}:keys:<bot>`, `fl:{p:s}:imports:<bot>` | string, TTL | meter of its idempotency keys: when the whole quota is free again, µs |
 //! | `fl:{p:s}:unflushed:<bot>` | hash | ledger: `v<account>` amounts queued, `r<account>` replacements queued |
-//! | `fl:{p:s}:total:0:<bot>`, `…:1:…` | hash, TTL | ledger: account → `run\|total` cached; two generations of a day |
+//! | `fl:{p:s}:total:<generation>:<bot>` | hash, TTL | ledger: account → `run\|total` cached; two generations of a day |
 //! | `fl:{p:s}:acked:<bot>` | string, TTL | ledger: highest completed sequence |
 //! | `fl:{p:s}:wake` | channel | scores, deadlines and due times that became lower |
 //! | `fl:pipelines` | hash | names of all pipelines that have run → when they were first seen |
 //! | `fl:replay:<id>` | string, TTL | a replay: what it puts, and how far it is |
 //! | `fl:shards` | string | the number of shards, fixed when the data is created |
+//! | `fl:formats` | hash | the formats of the data, and the version that started last |
 //! | `fl:lease-key` | string | 32 random bytes that sign lease capabilities and list cursors |
 //! | `fl:processes` | hash | running process → time and content of its last update |
 //! | `fl:sampler` | string, TTL | the process that samples the shared values |
@@ -81,6 +82,8 @@ global! {
     pipelines "pipelines",
     /// The number of shards.
     shards "shards",
+    /// The formats of the data.
+    formats "formats",
     /// The key that signs lease capabilities and list cursors.
     signing_key "lease-key",
     /// The registry of running processes.

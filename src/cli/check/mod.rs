@@ -7,6 +7,7 @@
 mod audit;
 mod bus;
 mod configuration;
+mod formats;
 mod machine;
 mod mongo;
 mod redis;

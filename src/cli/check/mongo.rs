@@ -5,10 +5,11 @@ use std::process::Stdio;
 
 use tokio::process::Command;
 
-use super::{ANSWER, Exit, Finding, clock};
+use super::{ANSWER, Exit, Finding, clock, formats};
 use crate::cli::output::count;
 use crate::clock::{Clock as _, SystemClock};
 use crate::config::{Config, PipelineConfig};
+use crate::formats::look_mongo;
 use crate::id::PipelineName;
 use crate::mongo::client::{Acknowledged, Mongo, MongoError, MongoInfo, Topology};
 
@@ -80,6 +81,10 @@ async fn ask(mongo: &Mongo, database: &str) -> Vec<Finding> {
             Finding::ok("mongodb rights", found)
         }
         Err(error) => refused("mongodb rights", &error),
+    });
+    findings.push(match look_mongo(mongo, ANSWER).await {
+        Ok(marks) => formats::judge_documents(&marks, mongo),
+        Err(error) => refused("mongodb format", &error),
     });
     findings
 }

@@ -64,7 +64,7 @@ const KEPT: &[Row] = &[
     ("`fl:{p:s}:online:<bot>`", "pending notifications that wait for a user", ""),
     ("`fl:{p:s}:rules:<bot>`", "statistics of about 1,000 rules per bot", "while it has rules"),
     ("`fl:pipelines`", "one field per pipeline", ""),
-    ("`fl:shards`, `fl:lease-key`", "one each", ""),
+    ("`fl:shards`, `fl:lease-key`, `fl:formats`", "one each", ""),
     ("`fl:processes`", "one field per running process", ""),
     ("`fl:notification-kinds`", "about 50 types", "the first user of a type"),
     ("`fl:{<log>}:read`, `…:starts`, `…:logs`", "one per log of a bus", ""),

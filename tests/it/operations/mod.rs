@@ -30,3 +30,4 @@ mod tls;
 mod top;
 mod traces;
 mod troubles;
+mod years;

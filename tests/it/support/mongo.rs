@@ -11,6 +11,7 @@ use std::time::Duration;
 use fairlane::automations::store::AUTOMATIONS;
 use fairlane::automations::subscribers::SUBSCRIBERS;
 use fairlane::counters::store::{DAILY, TOTALS};
+use fairlane::formats::FORMATS;
 use mongodb::bson::doc;
 use tempfile::TempDir;
 
@@ -177,7 +178,7 @@ impl MongoServer {
     fn try_create_collections(&self) -> io::Result<()> {
         let mut stream = TcpStream::connect(self.address())?;
         stream.set_read_timeout(Some(START_WITHIN))?;
-        for (number, collection) in (1..).zip([AUTOMATIONS, DAILY, SUBSCRIBERS, TOTALS]) {
+        for (number, collection) in (1..).zip([AUTOMATIONS, DAILY, FORMATS, SUBSCRIBERS, TOTALS]) {
             let command = doc! { "create": collection, "$db": "fairlane" };
             stream.write_all(&mongo_proxy::message(number, &command))?;
             let mut length = [0; 4];

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use futures_util::{StreamExt as _, stream};
 
-use super::{ANSWER, Exit, Finding, bus, clock};
+use super::{ANSWER, Exit, Finding, bus, clock, formats};
 use crate::cli::error::CliError;
 use crate::cli::output::{bytes, duration, number};
 use crate::cli::session::Redis;
@@ -93,6 +93,7 @@ async fn check_data(config: &Config, server: &Server) -> Vec<Finding> {
             Ok(known) => check_known(config, &known),
             Err(error) => refused("data", &error),
         },
+        formats::check(server).await,
         match server.environments().await {
             Ok(others) => check_environments(config, server, &others).await,
             Err(error) => refused("prefix", &error),

@@ -1,0 +1,142 @@
+//! Refuses data of a later version before anything reads it, and marks the data with the formats of
+//! this one.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tracing::{debug, error, warn};
+
+use super::AppError;
+use super::builder::Plan;
+use crate::clock::SharedClock;
+use crate::formats::{self, CORE, FORMATS, Format, Marks, TooNew};
+use crate::lifecycle::Shutdown;
+use crate::mongo::client::{ANSWER_TIMEOUT, Mongo};
+use crate::product::Product;
+use crate::products::Products;
+use crate::redis::Link;
+
+/// Interval of looking at the marks.
+const LOOK: Duration = Duration::from_secs(5);
+/// How long a start waits for MongoDB. If it does not answer, the marks are read when it does.
+const MONGO: Duration = Duration::from_secs(1);
+
+/// The formats that an instance reads and writes.
+pub(super) struct Formats {
+    all: Vec<&'static Format>,
+    clock: SharedClock,
+    /// Whether MongoDB has been asked for its marks, and has those of this version.
+    mongo_is_marked: bool,
+    /// Why the instance ends.
+    refused: Arc<OnceLock<TooNew>>,
+}
+
+impl Formats {
+    /// The formats of the core and of the products that run.
+    pub(super) fn new(products: &Products, plans: &[Plan], clock: &SharedClock) -> Self {
+        let running = plans.iter().filter_map(|plan| products.of(&plan.name));
+        let all = CORE.iter().chain(running.flat_map(Product::formats)).collect();
+        Self { all, clock: Arc::clone(clock), mongo_is_marked: false, refused: Arc::default() }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &'static Format> {
+        self.all.iter().copied()
+    }
+
+    /// Refuses data of a later version. Returns the marks in Redis.
+    pub(super) async fn accept(
+        &mut self,
+        link: &Link,
+        mongo: Option<&Mongo>,
+    ) -> Result<Marks, AppError> {
+        let marks = formats::look(link).await?;
+        marks.accept(self.all(), &formats::place(link.prefix()))?;
+        let Some(mongo) = mongo else { return Ok(marks) };
+        let asked = tokio::time::timeout(MONGO, self.mark_mongo(mongo)).await;
+        self.mongo_is_marked = asked.unwrap_or(Ok(false))?;
+        Ok(marks)
+    }
+
+    /// Marks the data in Redis. A full Redis is marked later.
+    pub(super) async fn mark(&self, link: &Link, marks: &Marks) {
+        if let Err(error) = formats::mark(link, marks, &self.all, &self.clock).await {
+            warn!(%error, "cannot mark the data in Redis with its formats; trying again");
+        }
+    }
+
+    /// Refuses documents of a later version, or marks them. Returns whether they are marked.
+    async fn mark_mongo(&self, mongo: &Mongo) -> Result<bool, TooNew> {
+        if !self.all().any(|format| format.documents) {
+            return Ok(true);
+        }
+        let marked = async {
+            let marks = formats::look_mongo(mongo, ANSWER_TIMEOUT).await?;
+            if let Err(refused) = marks.accept(self.all(), &place(mongo)) {
+                return Ok(Err(refused));
+            }
+            formats::mark_mongo(mongo, &marks, &self.all, &self.clock, ANSWER_TIMEOUT).await?;
+            Ok::<_, crate::mongo::client::MongoError>(Ok(true))
+        };
+        marked.await.unwrap_or_else(|error| {
+            debug!(%error, "cannot read the formats of the documents in MongoDB; trying again");
+            Ok(false)
+        })
+    }
+
+    /// Keeps the marks of this version in the data, until the soft stop. Stops the instance if
+    /// MongoDB, which did not answer at the start, has documents of a later version.
+    pub(super) fn kept(
+        &self,
+        link: Arc<Link>,
+        mongo: Option<Mongo>,
+        shutdown: &Shutdown,
+    ) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let mut known = Self {
+            all: self.all.clone(),
+            clock: Arc::clone(&self.clock),
+            mongo_is_marked: self.mongo_is_marked || mongo.is_none(),
+            refused: Arc::clone(&self.refused),
+        };
+        let shutdown = shutdown.clone();
+        async move {
+            let mut told = false;
+            loop {
+                tokio::select! {
+                    biased;
+                    () = shutdown.soft.cancelled() => return,
+                    () = tokio::time::sleep(LOOK) => {}
+                }
+                match formats::keep(&link, &known.all, &known.clock).await {
+                    Ok(marks) => {
+                        let found = marks.accept(known.all(), &formats::place(link.prefix()));
+                        if let (Err(error), false) = (found, told) {
+                            warn!(%error, "a later version writes this data too; replace this process");
+                            told = true;
+                        }
+                    }
+                    Err(error) => debug!(%error, "cannot keep the formats of the data in Redis"),
+                }
+                if let (false, Some(mongo)) = (known.mongo_is_marked, &mongo) {
+                    match known.mark_mongo(mongo).await {
+                        Ok(marked) => known.mongo_is_marked = marked,
+                        Err(error) => {
+                            error!(%error, "stopping");
+                            let _ = known.refused.set(error);
+                            shutdown.soft.cancel();
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Why the instance ended, if a later version wrote its data.
+    pub(super) fn refused(&self) -> Option<AppError> {
+        self.refused.get().cloned().map(AppError::from)
+    }
+}
+
+/// The place of the marks in MongoDB, for people.
+fn place(mongo: &Mongo) -> String {
+    format!("the collection {FORMATS} at {mongo}")
+}
