@@ -302,6 +302,7 @@ async fn write_the_sample_of_this_version() {
             && depth(&mut redis, "automations").await == 2
             && stores.depth().await >= 2
             && exists(&mut redis, "fl:{counters:*}:unflushed:*").await
+            && exists(&mut redis, "fl:{fairlane:events}:read").await
     })
     .await;
     second.kill9();
