@@ -11,12 +11,12 @@ pub fn signal(id: u32, name: &str) {
     let status = Command::new("kill").args([&format!("-{name}"), &id.to_string()]).status();
     assert!(status.unwrap().success(), "kill -{name} {id}");
     if name == "STOP" {
-        // One of its threads must take the signal before all of them stop, and on a busy machine
+        // A process that has ended counts as stopped. One of its threads must take the signal before all of them stop, and on a busy machine
         // that thread waits for its turn.
         let state = ["-o", "stat=", "-p", &id.to_string()].map(str::to_owned);
         let stopped = || {
             let output = Command::new("ps").args(&state).output().unwrap().stdout;
-            output.trim_ascii_start().first().is_none_or(|state| b"Tt".contains(state))
+            output.trim_ascii_start().first().is_none_or(|state| b"TtZ".contains(state))
         };
         assert!(
             holds_within(Duration::from_secs(10), stopped),

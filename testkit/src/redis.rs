@@ -123,6 +123,11 @@ impl RedisServer {
         self.child.as_ref().expect("the server runs").id()
     }
 
+    /// Replaces the additional arguments of later starts.
+    pub fn set_arguments(&mut self, arguments: &[String]) {
+        self.arguments = arguments.to_vec();
+    }
+
     /// Kills the process, so that it cannot clean up.
     pub fn kill9(&mut self) {
         let mut child = self.child.take().expect("the server runs");

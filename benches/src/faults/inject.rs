@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::plan::{Fault, Planned};
 use super::worker::now_us;
-use super::world::{RedisPair, World, redis};
+use super::world::{RedisPair, World, arguments, redis};
 use crate::error::BenchError;
 
 /// How long a stopped process may take to end.
@@ -225,6 +225,7 @@ impl World {
         }
         let follower = tokio::task::block_in_place(|| redis(Some(address)));
         pair.primary = std::mem::replace(&mut pair.replica, follower);
+        pair.primary.set_arguments(&arguments(None));
         Ok(())
     }
 }

@@ -93,6 +93,9 @@ pub(crate) struct Report {
     pub(crate) operations: u64,
     pub(crate) dead_letters_redriven: u64,
     pub(crate) requests_repeated: u64,
+    /// Processes that ended by themselves, because a store was unavailable at their start, and were
+    /// started again.
+    pub(crate) restarts: usize,
     /// How long it took until everything was handled after the last fault.
     pub(crate) drained_ms: u64,
     /// The first process at the start, its maximum, and at the end.
@@ -191,6 +194,8 @@ async fn campaign_in(
     let world = World::start(directory, options.processes, hooks.address).await?;
     hooks.know(world.nodes.iter().map(|node| node.api.clone()).collect());
     let load = Arc::new(Load::new(Arc::new(world), hooks));
+    let of = Arc::clone(&load.world);
+    let supervisor = background.spawn(async move { of.supervise().await });
     load.store_rules().await;
     let mut report = Report {
         seed: options.seed,
@@ -210,6 +215,7 @@ async fn campaign_in(
     end(&load, loads, &mut report, watch).await?;
     let lasted = started.elapsed();
     judge(&load, directory, &faults, lasted, steady, &mut report).await?;
+    supervisor.abort();
     stop(&load.world, &mut report).await;
     Ok(report)
 }
@@ -327,6 +333,7 @@ async fn judge(
     report.sales = acknowledged.sales.values().sum();
     report.operations = acknowledged.operations;
     report.requests_repeated = load.repeated.load(Ordering::Relaxed);
+    report.restarts = load.world.restarted.load(Ordering::Relaxed);
     let leases = load.hooks.leases.each_ref().map(|count| count.load(Ordering::Relaxed));
     [report.leases_completed, report.leases_failed, report.leases_left] = leases;
     let refused = acknowledged.refused.iter();

@@ -61,9 +61,12 @@ pub(crate) fn log_lines(
             let parsed: Value = serde_json::from_str(line).unwrap_or_default();
             let level = parsed["level"].as_str().unwrap_or("none").to_lowercase();
             *levels.entry(level).or_default() += 1;
-            // A killed process leaves an incomplete line.
-            let is_text = parsed.is_null() && !line.starts_with('{');
-            if (line.contains("panicked") || is_text) && panics.len() < 10 {
+            // A killed process leaves an incomplete line. A process that starts while Redis is
+            // unavailable says so, and ends.
+            let explained =
+                line.starts_with('{') || (line.starts_with("error: ") && line.contains("Redis"));
+            let is_odd = line.contains("panicked") || (parsed.is_null() && !explained);
+            if is_odd && panics.len() < 10 {
                 panics.push(line.chars().take(300).collect());
             }
         }

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fairlane_testkit::mongo::{self, MongoServer};
@@ -21,6 +22,8 @@ use crate::error::BenchError;
 
 /// Maximum time until a started process is ready, while no fault is active.
 const READY: Duration = Duration::from_secs(60);
+/// A process that has ended is started again within this time.
+const AGAIN: Duration = Duration::from_millis(500);
 /// The log level of the processes.
 const LOG_LEVEL: &str = "info";
 
@@ -36,6 +39,8 @@ pub(crate) struct World {
     pub(crate) redis: Mutex<RedisPair>,
     pub(crate) mongo: Mutex<MongoServer>,
     pub(crate) nodes: Vec<Node>,
+    /// How often a process that had ended was started again.
+    pub(crate) restarted: AtomicUsize,
 }
 
 /// A process, and its network.
@@ -97,12 +102,17 @@ impl Drop for Process {
 /// A durable Redis that permits `DEBUG`. `primary`: it is a replica of this server.
 pub(crate) fn redis(primary: Option<SocketAddr>) -> RedisServer {
     let options = Options { persistence: Persistence::Always, tcp: true, ..Options::default() };
+    RedisServer::start_with(options, &arguments(primary))
+}
+
+/// The arguments of a primary, or of a replica of this server.
+pub(crate) fn arguments(primary: Option<SocketAddr>) -> Vec<String> {
     let mut arguments = vec!["--enable-debug-command".to_owned(), "local".to_owned()];
     if let Some(primary) = primary {
         arguments.extend(["--replicaof".to_owned(), primary.ip().to_string()]);
         arguments.push(primary.port().to_string());
     }
-    RedisServer::start_with(options, &arguments)
+    arguments
 }
 
 impl World {
@@ -131,8 +141,8 @@ impl World {
             nodes.push(Node { redis, mongo, api, process, redis_line, mongo_line, config });
         }
         let redis = Mutex::new(RedisPair { primary, replica });
-        let world =
-            Self { directory: directory.to_owned(), redis, mongo: Mutex::new(mongo), nodes };
+        let (directory, mongo) = (directory.to_owned(), Mutex::new(mongo));
+        let world = Self { directory, redis, mongo, nodes, restarted: AtomicUsize::new(0) };
         for node in &world.nodes {
             node.ready(READY).await?;
         }
@@ -144,6 +154,21 @@ impl World {
         let number = process.number + u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
         *process = spawn(&self.directory, &self.nodes[place].config, place, number)?;
         Ok(())
+    }
+
+    /// Starts processes again that have ended, as a service manager does: a process that starts while
+    /// Redis is unavailable ends with an error. Never returns.
+    pub(crate) async fn supervise(&self) {
+        loop {
+            sleep(AGAIN).await;
+            for (place, node) in self.nodes.iter().enumerate() {
+                // A fault of the process has it otherwise.
+                let Ok(mut process) = node.process.try_lock() else { continue };
+                if process.has_ended() && self.restart(place, &mut process).is_ok() {
+                    self.restarted.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
     }
 
     /// Waits until every process is ready again.
@@ -161,9 +186,6 @@ impl Node {
         while Instant::now() < until {
             if self.api.is_ready().await {
                 return Ok(());
-            }
-            if self.process.lock().await.has_ended() {
-                break;
             }
             sleep(Duration::from_millis(50)).await;
         }
