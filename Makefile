@@ -9,7 +9,7 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-deb demo test screenshots bench isolation peers instructions release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-deb demo test screenshots bench isolation faults peers instructions release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -65,6 +65,11 @@ bench: setup-build release-bench ## measure this machine; SCENARIO=latency, fair
 isolation: export FAIRLANE_MONGOD ?= $(abspath $(TARGET)/mongodb/bin/secantusd-py)
 isolation: setup release-bench ## put a hostile tenant beside quiet ones; SECONDS=20 for each phase
 	$(TARGET)/release/fairlane-bench isolation --seconds $(SECONDS) $(ARGS)
+
+# SEED=N draws other faults. The servers are those of the tests.
+SEED ?= 1
+faults: setup release-bench ## every product under random faults; SECONDS=3600 SEED=7 ARGS='--rate 2000 --shrink'
+	$(TARGET)/release/fairlane-bench faults --seed $(SEED) --seconds $(SECONDS) $(ARGS)
 
 peers: setup-peers release-bench ## compare with GroupMQ, BullMQ and a plain stream worker, in five minutes
 	$(TARGET)/release/fairlane-bench peers $(ARGS)
