@@ -296,10 +296,13 @@ impl BotHistory<'_> {
                 Outcome::Done if fate.done.is_none() => fate.done = Some(started),
                 Outcome::Done => {
                     // The commit of an older fence was accepted before this lease was granted,
-                    // regardless of when its reply was read.
-                    let committed_before = fate
-                        .commits
-                        .is_some_and(|[first, _]| first.0 < fence || first.2 <= started);
+                    // regardless of when its reply was read. A commit before the first success made
+                    // the event a dead letter, which was redriven.
+                    let commits = fate.commits.into_iter().flatten();
+                    let mut of_success =
+                        commits.filter(|(_, _, at)| fate.done.is_some_and(|done| done <= *at));
+                    let committed_before =
+                        of_success.any(|(first, _, at)| first < fence || at <= started);
                     if committed_before {
                         report.duplicates_unexplained += 1;
                         report.describe(|| {

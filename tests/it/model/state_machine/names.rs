@@ -42,6 +42,10 @@ impl Names {
             return Vec::new();
         }
         let now_ms = now_us / 1_000;
+        if let Some(noted) = &mut self.now {
+            // After a change to a shorter window.
+            noted.until_ms = noted.until_ms.min(now_ms + 2 * window_ms);
+        }
         if self.now.as_ref().is_some_and(|noted| noted.until_ms - now_ms < window_ms) {
             self.before = self.now.take();
         }
