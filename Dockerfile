@@ -22,6 +22,7 @@ COPY Cargo.toml Cargo.lock ./
 # Cargo reads the manifest of every package of the workspace, even if it does not build the package.
 COPY benches/Cargo.toml benches/
 COPY benches/instructions/Cargo.toml benches/instructions/
+COPY testkit/Cargo.toml testkit/
 COPY lua lua
 COPY docs/runbook.md docs/
 COPY src src

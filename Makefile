@@ -9,7 +9,7 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-deb demo test screenshots samples bench isolation peers instructions release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-deb demo test screenshots samples bench isolation faults rolling peers instructions release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -69,6 +69,16 @@ bench: setup-build release-bench ## measure this machine; SCENARIO=latency, fair
 isolation: export FAIRLANE_MONGOD ?= $(abspath $(TARGET)/mongodb/bin/secantusd-py)
 isolation: setup release-bench ## put a hostile tenant beside quiet ones; SECONDS=20 for each phase
 	$(TARGET)/release/fairlane-bench isolation --seconds $(SECONDS) $(ARGS)
+
+# SEED=N draws other faults. The servers are those of the tests.
+SEED ?= 1
+faults: setup release-bench ## every product under random faults; SECONDS=3600 SEED=7 ARGS='--rate 2000 --shrink'
+	$(TARGET)/release/fairlane-bench faults --seed $(SEED) --seconds $(SECONDS) $(ARGS)
+
+# A short form is among the tests.
+rolling: setup ## rolling restarts behind HAProxy during 100,000 requests, in some minutes
+	cargo test --locked --test it -- --ignored --exact --nocapture \
+	  http::rolling::rolling_restarts_during_100000_requests_lose_none_and_repeat_no_finished_slice
 
 peers: setup-peers release-bench ## compare with GroupMQ, BullMQ and a plain stream worker, in five minutes
 	$(TARGET)/release/fairlane-bench peers $(ARGS)

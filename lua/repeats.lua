@@ -11,7 +11,9 @@ local function repeated(now, before, names, window)
     return seen
   end
   local left = redis.call('PTTL', now)
-  if left >= 0 and left < window then
+  if left > 2 * window then
+    redis.call('PEXPIRE', now, 2 * window) -- The window is shorter than it was.
+  elseif left >= 0 and left < window then
     redis.call('RENAME', now, before)
     left = -2
   end

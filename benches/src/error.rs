@@ -56,6 +56,8 @@ pub(crate) enum BenchError {
     Receiver(#[from] UrlError),
     #[error("the Redis cluster of the bench cannot be used: {0}")]
     Cluster(String),
+    #[error("the campaign cannot go on: {0}")]
+    Campaign(String),
     #[error("the bench of {system} failed: {problem}")]
     Peer { system: &'static str, problem: String },
 }
@@ -122,6 +124,8 @@ pub(crate) enum CommandError {
     NotIsolated(String),
     #[error("{0}; the table above has the bounds")]
     LimitsMissed(String),
+    #[error("{0} promises did not hold under the faults of seed {1}; please report this")]
+    PromisesBroken(usize, u64),
     #[error("{ads} ads do not have exactly the views that were acknowledged; please report this")]
     Inexact { ads: u64 },
 }
@@ -154,6 +158,7 @@ impl CommandError {
             | Self::Server
             | Self::NotIsolated(_)
             | Self::LimitsMissed(_)
+            | Self::PromisesBroken(..)
             | Self::Inexact { .. } => Exit::Failed,
         }
     }

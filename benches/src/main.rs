@@ -12,6 +12,7 @@ mod counters;
 mod cpu;
 mod error;
 mod fairness;
+mod faults;
 mod growth;
 mod http;
 mod isolation;

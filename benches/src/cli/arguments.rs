@@ -9,6 +9,7 @@ use fairlane::sandbox;
 use url::Url;
 
 use crate::error::CommandError;
+use crate::faults::{self, Fault};
 use crate::overload::deployment::{self, Route};
 use crate::peers::{self, Measure, System};
 use crate::{counters, mongo};
@@ -33,6 +34,43 @@ pub(crate) enum BusArg {
     Nats,
     /// A topic of Kafka, beside a Redis stream.
     Kafka,
+}
+
+/// Arguments of `fairlane-bench faults`.
+#[derive(Debug, Args)]
+pub(crate) struct FaultsArgs {
+    /// Draws the faults. Equal seeds draw equal faults.
+    #[arg(long, value_name = "N", default_value = "1")]
+    seed: u64,
+    /// Duration of the faults. The start and the end take some seconds more.
+    #[arg(long, value_name = "S", default_value = "60", value_parser = clap::value_parser!(u32).range(5..=86_400))]
+    seconds: u32,
+    /// Events per second of all pipelines together, without those of rules.
+    #[arg(long, value_name = "EVENTS_PER_S", default_value = "400", value_parser = clap::value_parser!(u32).range(20..=20_000))]
+    rate: u32,
+    /// Number of processes. The first one is never killed, so that its memory can be watched.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u8).range(2..=16))]
+    processes: u8,
+    /// Only faults of this kind. Can be repeated. Default: all.
+    #[arg(long, value_enum, value_name = "KIND")]
+    only: Vec<Fault>,
+    /// If a promise does not hold, repeat the campaign with fewer and fewer faults, and print the
+    /// smallest number of faults with which it still does not. Up to 40 campaigns.
+    #[arg(long)]
+    shrink: bool,
+}
+
+impl FaultsArgs {
+    pub(super) fn options(self) -> faults::Options {
+        faults::Options {
+            seed: self.seed,
+            seconds: self.seconds.into(),
+            rate: self.rate,
+            processes: self.processes.into(),
+            only: self.only,
+            shrinks: self.shrink,
+        }
+    }
 }
 
 /// Arguments of `fairlane-bench counters`.

@@ -11,7 +11,9 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand, ValueEnum as _};
 use fairlane::telemetry::LogFormat;
 
-use self::arguments::{BusArg, CountersArgs, DeploymentArgs, Handled, PeersArgs, load, share};
+use self::arguments::{
+    BusArg, CountersArgs, DeploymentArgs, FaultsArgs, Handled, PeersArgs, load, share,
+};
 use crate::growth::Axis;
 use crate::isolation::Resource;
 use crate::overload::{Protection, Workload};
@@ -26,6 +28,7 @@ Examples:
   fairlane-bench overload --workloads cpu,dependency
   fairlane-bench isolation --seconds 5
   fairlane-bench limits --seconds 10
+  fairlane-bench faults --seed 7 --seconds 60
   fairlane-bench peers --rounds 1
 
 Exit codes: 0 success, 1 failure, 64 bad usage, 69 a needed service is unavailable.";
@@ -68,6 +71,16 @@ Examples:
 
 Halfway, one process is killed and replaced. Windows over the rest of a bot whose slice the process
 had do not count for its rate. Exit code 1: a figure is outside its bound.";
+
+const FAULTS_EXAMPLES: &str = "\
+Examples:
+  fairlane-bench faults --seed 7 --seconds 60
+  fairlane-bench faults --seed 7 --seconds 3600 --rate 2000 --json
+  fairlane-bench faults --only redis-killed --only process-frozen
+  fairlane-bench faults --seed 7 --shrink
+
+Starts redis-server and the MongoDB of the tests, which `make setup` installs. A seed draws the same
+faults again; what they meet differs. Exit code 1: a promise did not hold.";
 
 const PEERS_EXAMPLES: &str = "\
 Examples:
@@ -372,6 +385,22 @@ pub(crate) enum Scenario {
         /// Number of processes.
         #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(2..=16))]
         processes: u32,
+    },
+    /// Run every product under random faults, and check that nothing is lost, repeated or reordered.
+    #[command(after_help = FAULTS_EXAMPLES)]
+    Faults(FaultsArgs),
+    /// A process of `faults`, which starts it itself.
+    #[command(hide = true)]
+    FaultsWorker {
+        /// The configuration.
+        #[arg(long)]
+        config: PathBuf,
+        /// The directory of the histories.
+        #[arg(long)]
+        directory: PathBuf,
+        /// The number of the process.
+        #[arg(long)]
+        process: u32,
     },
     /// Compare with other queues on Redis: GroupMQ, BullMQ, and a plain worker of a stream.
     #[command(after_help = PEERS_EXAMPLES)]

@@ -11,8 +11,8 @@ use url::Url;
 
 use super::arguments::{BusArg, CountersArgs, DeploymentArgs, Handled, choice};
 use super::show::{
-    print, print_deployment, print_growth, print_isolation, print_limits, print_overload,
-    print_peers,
+    print, print_deployment, print_faults, print_growth, print_isolation, print_limits,
+    print_overload, print_peers,
 };
 use super::{Cli, Scenario};
 use crate::buses::{self, Bus};
@@ -20,7 +20,8 @@ use crate::error::CommandError;
 use crate::isolation::{self, Resource};
 use crate::overload::{self, Protection, Workload, deployment};
 use crate::{
-    automations, counters, fairness, growth, http, latency, limits, notifications, peers, pipeline,
+    automations, counters, fairness, faults, growth, http, latency, limits, notifications, peers,
+    pipeline,
 };
 
 /// In ms. Clients that send later than planned by more than this are too slow for a measurement.
@@ -35,6 +36,9 @@ impl Cli {
         match self.scenario {
             Scenario::OverloadServer { workload, protection, rounds } => {
                 serve_overload(workload, protection, rounds).await
+            }
+            Scenario::FaultsWorker { config, directory, process } => {
+                Ok(Box::pin(faults::worker::run(&config, &directory, process)).await?)
             }
             Scenario::Serve { arguments } => Box::pin(serve(arguments)).await,
             scenario => Box::pin(bench(self.json, scenario)).await,
@@ -253,7 +257,14 @@ async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
             progress.clear();
             print_peers(json, &report)
         }
-        Scenario::OverloadServer { .. } | Scenario::Serve { .. } => unreachable!("no scenario"),
+        Scenario::Faults(args) => {
+            let report = Box::pin(faults::run(args.options(), watch)).await?;
+            progress.clear();
+            print_faults(json, &report)
+        }
+        Scenario::OverloadServer { .. }
+        | Scenario::Serve { .. }
+        | Scenario::FaultsWorker { .. } => unreachable!("no scenario"),
         Scenario::Fairness {
             seconds,
             busy,

@@ -2,6 +2,7 @@
 //! other under load.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -21,7 +22,12 @@ const LONG: Duration = Duration::from_secs(60);
 const NOTICED: Duration = Duration::from_millis(1_500);
 
 /// Publishes over HTTP until the end. Returns the accepted ids.
-async fn publish(client: &Client, publisher: usize, over: &watch::Sender<bool>) -> Vec<String> {
+async fn publish(
+    client: &Client,
+    publisher: usize,
+    over: &watch::Sender<bool>,
+    sent: &AtomicUsize,
+) -> Vec<String> {
     let mut accepted = Vec::new();
     while !*over.borrow() {
         let id = format!("{publisher}-{}", accepted.len());
@@ -29,12 +35,26 @@ async fn publish(client: &Client, publisher: usize, over: &watch::Sender<bool>) 
         let answer = client.publish("application/cloudevents+json", &body).await;
         assert_eq!(answer.code, 202, "{answer:?}");
         accepted.push(id);
+        sent.fetch_add(1, Ordering::Relaxed);
     }
     accepted
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rolling_restart_behind_haproxy_loses_no_request_and_repeats_no_finished_slice() {
+    restarts(1).await;
+}
+
+/// `make rolling` runs it. It takes some minutes.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes; make rolling"]
+async fn rolling_restarts_during_100000_requests_lose_none_and_repeat_no_finished_slice() {
+    restarts(100_000).await;
+}
+
+/// Restarts the three processes in turn, until all have been restarted and clients have sent so many
+/// requests.
+async fn restarts(requests: usize) {
     let server = RedisServer::start(Options::default());
     let receiver = Receiver::start(|_| async {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -66,22 +86,28 @@ async fn a_rolling_restart_behind_haproxy_loses_no_request_and_repeats_no_finish
     let balancer = Balancer::haproxy(&text).await;
     let client = balancer.client();
     let over = watch::Sender::new(false);
-    let publishing = join_all((0..6).map(|publisher| publish(&client, publisher, &over)));
+    let sent = AtomicUsize::new(0);
+    let publishing = join_all((0..6).map(|publisher| publish(&client, publisher, &over, &sent)));
     let restarting = async {
-        for (process, config) in processes.iter_mut().zip(&configs) {
-            process.sigterm();
-            eventually(LONG, "it ends", async || !process.is_running()).await;
-            let ended = process.wait_exit(Duration::ZERO).expect("it has ended");
-            assert_eq!(ended.code(), Some(0), "{}", process.log());
-            *process = Served::start(config).await;
-            until_ready(&process.http()).await;
-            tokio::time::sleep(NOTICED).await;
+        let mut rounds = 0;
+        while rounds == 0 || sent.load(Ordering::Relaxed) < requests {
+            rounds += 1;
+            for (process, config) in processes.iter_mut().zip(&configs) {
+                process.sigterm();
+                eventually(LONG, "it ends", async || !process.is_running()).await;
+                let ended = process.wait_exit(Duration::ZERO).expect("it has ended");
+                assert_eq!(ended.code(), Some(0), "{}", process.log());
+                *process = Served::start(config).await;
+                until_ready(&process.http()).await;
+                tokio::time::sleep(NOTICED).await;
+            }
         }
         over.send_replace(true);
+        rounds
     };
-    let (accepted, ()) = tokio::join!(publishing, restarting);
+    let (accepted, rounds) = tokio::join!(publishing, restarting);
     let accepted: Vec<String> = accepted.into_iter().flatten().collect();
-    println!("{} requests", accepted.len());
+    println!("{} requests, {} restarts", accepted.len(), 3 * rounds);
     let counts = || {
         let mut counts = BTreeMap::<String, u32>::new();
         for id in receiver.calls().iter().flat_map(Call::ids) {
@@ -89,7 +115,8 @@ async fn a_rolling_restart_behind_haproxy_loses_no_request_and_repeats_no_finish
         }
         counts
     };
-    eventually(LONG, "all are handled", async || {
+    eventually(LONG * 5, "all are handled", async || {
+        tokio::time::sleep(Duration::from_millis(100)).await;
         let counts = counts();
         accepted.iter().all(|id| counts.contains_key(id))
     })

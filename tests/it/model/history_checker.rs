@@ -98,6 +98,22 @@ fn one_bot(random: &mut StdRng, bot: &'static str, history: &mut Clean) {
 }
 
 #[test]
+fn a_redriven_dead_letter_may_be_done_twice_until_its_success_is_committed() {
+    let mut records = vec![
+        sent("b", 0),
+        handled("b", 0, 1, (10, 11), Outcome::Failed),
+        committed("b", &[0], 1, (12, 13)),
+        handled("b", 0, 2, (20, 21), Outcome::Done),
+        handled("b", 0, 3, (30, 31), Outcome::Done),
+        committed("b", &[0], 3, (32, 33)),
+    ];
+    let report = judge(&records);
+    assert!(report.is_clean() && report.duplicates_explained == 1, "{report}");
+    records.push(handled("b", 0, 4, (40, 41), Outcome::Done));
+    assert_eq!(judge(&records).duplicates_unexplained, 1);
+}
+
+#[test]
 fn a_redriven_dead_letter_is_no_fault() {
     use Outcome::{Done, Failed};
     let report = judge(&[

@@ -46,9 +46,9 @@ use rdkafka::client::DefaultClientContext;
 use tempfile::TempDir;
 
 use super::papers::Papers;
-use super::process::{bus_program, signal};
 use super::redis::free_port;
 use super::wait::holds_within;
+use fairlane_testkit::process::{installed, signal};
 
 /// Of requests of the tests. Long, because they may keep the machine busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -207,14 +207,14 @@ impl KafkaBroker {
     fn launch(&self) -> Result<Child, String> {
         let (mut command, ready) = match self.engine {
             Engine::Noida => {
-                let mut command = Command::new(bus_program("noida-db"));
+                let mut command = Command::new(installed("buses/noida-db"));
                 command.args(["start", "--only", "kafka", "--host", "127.0.0.1"]);
                 command.args(["--kafka-port", &self.port.to_string()]);
                 command.arg("--data-dir").arg(self.data());
                 (command, "press Ctrl-C to stop")
             }
             Engine::Tansu => {
-                let mut command = Command::new(bus_program("tansu"));
+                let mut command = Command::new(installed("buses/tansu"));
                 command.args(["--listener-url", &format!("tcp://127.0.0.1:{}", self.port)]);
                 command.args(["--advertised-listener-url", &format!("tcp://{}", self.brokers())]);
                 command.args(["--storage-engine", "memory://tansu/"]);

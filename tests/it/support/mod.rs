@@ -10,15 +10,10 @@ pub(crate) mod collector;
 pub(crate) mod config;
 pub(crate) mod counter_fleet;
 pub(crate) mod fleet;
-pub(crate) mod history;
-pub(crate) mod http;
 pub(crate) mod instance;
-pub(crate) mod interceptor;
 #[cfg(feature = "kafka")]
 pub(crate) mod kafka;
 pub(crate) mod manual_clock;
-pub(crate) mod mongo;
-pub(crate) mod mongo_proxy;
 pub(crate) mod name_server;
 #[cfg(feature = "nats")]
 pub(crate) mod nats;
@@ -26,15 +21,15 @@ pub(crate) mod notification_rig;
 pub(crate) mod papers;
 pub(crate) mod process;
 pub(crate) mod prometheus;
-pub(crate) mod proxy;
 pub(crate) mod push;
-pub(crate) mod receiver;
 pub(crate) mod receivers;
 pub(crate) mod recorder;
-pub(crate) mod redis;
 pub(crate) mod roles;
 pub(crate) mod script_harness;
 pub(crate) mod served;
 pub(crate) mod terminal;
 pub(crate) mod tokens;
-pub(crate) mod wait;
+
+pub(crate) use fairlane_testkit::{
+    history, http, interceptor, mongo, mongo_proxy, proxy, receiver, redis, wait,
+};

@@ -13,8 +13,8 @@ use serde::Deserialize;
 use tempfile::TempDir;
 
 use super::papers::Papers;
-use super::process::{bus_program, signal};
 use super::redis::free_port;
+use fairlane_testkit::process::{installed, signal};
 
 pub(crate) const USER: &str = "fairlane";
 pub(crate) const PASSWORD: &str = "only for tests";
@@ -264,7 +264,7 @@ impl NatsServer {
     fn launch(&self) -> Result<Child, String> {
         let file = self.directory.path().join("server.conf");
         fs::write(&file, self.configuration()).unwrap();
-        let mut child = Command::new(bus_program("bin/nats-server"))
+        let mut child = Command::new(installed("buses/bin/nats-server"))
             .current_dir(self.directory.path())
             .arg("--config")
             .arg(file)

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::wait::holds_within;
+pub(crate) use fairlane_testkit::process::signal;
 
 const ROLE: &str = "FAIRLANE_TEST_ROLE";
 
@@ -80,36 +81,6 @@ impl Drop for WorkerProcess {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// Sends a signal to a child that was not waited for yet, so the id still belongs to it.
-pub(crate) fn signal(id: u32, name: &str) {
-    let status = Command::new("kill").args([&format!("-{name}"), &id.to_string()]).status();
-    assert!(status.unwrap().success(), "kill -{name} {id}");
-    if name == "STOP" {
-        // One of its threads must take the signal before all of them stop, and on a busy machine
-        // that thread waits for its turn.
-        let state = ["-o", "stat=", "-p", &id.to_string()].map(str::to_owned);
-        let stopped = || {
-            let output = Command::new("ps").args(&state).output().unwrap().stdout;
-            output.trim_ascii_start().first().is_none_or(|state| b"Tt".contains(state))
-        };
-        assert!(
-            holds_within(Duration::from_secs(10), stopped),
-            "process {id} still runs after SIGSTOP"
-        );
-    }
-}
-
-/// A server of a bus that `.ci/setup test` installed, in the target directory beside the directory
-/// that cargo gives to tests.
-#[cfg(any(feature = "kafka", feature = "nats"))]
-pub(crate) fn bus_program(name: &str) -> std::path::PathBuf {
-    let target = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).parent();
-    let program = target.expect("the target directory").join("buses").join(name);
-    let remedy = "run `bash .ci/setup test`, or `make test`, which does";
-    assert!(program.exists(), "{} is missing: {remedy}", program.display());
-    program
 }
 
 /// A variable that a test gave to a worker process.

@@ -11,11 +11,51 @@ use super::redis::RedisServer;
 /// Seconds and microseconds, as `TIME` returns them.
 const CLOCK: &str = "test:clock";
 const PUBLISHED: &str = "test:published";
+/// A hash: the times in ms at which keys expire, of those that scripts give a lifetime.
+pub(crate) const EXPIRIES: &str = "test:expiries";
 /// The scripts of the tests count the bytes of a queue with this number of events.
 pub(crate) const FEW: usize = 3;
 
 /// Keys of the test itself.
-pub(crate) const OWN_KEYS: [&str; 2] = [CLOCK, PUBLISHED];
+pub(crate) const OWN_KEYS: [&str; 3] = [CLOCK, PUBLISHED, EXPIRIES];
+
+/// Precedes `repeats.lua`: keys that get a lifetime there expire by the clock of the test.
+const LIFETIMES: &str = "
+local server = redis
+local redis = {call = function(command, key, other, ...)
+  if command == 'PTTL' then
+    local at = server.call('HGET', EXPIRIES, key)
+    return at and at - now_ms() or server.call('EXISTS', key) - 2
+  elseif command == 'PEXPIRE' then
+    return server.call('HSET', EXPIRIES, key, now_ms() + other)
+  elseif command == 'RENAME' then
+    server.call('HDEL', EXPIRIES, other)
+    local at = server.call('HGET', EXPIRIES, key)
+    if at then
+      server.call('HSET', EXPIRIES, other, at)
+      server.call('HDEL', EXPIRIES, key)
+    end
+  end
+  if other then
+    return server.call(command, key, other, ...)
+  end
+  return server.call(command, key)
+end}
+";
+
+/// Removes what has expired at the time in its argument, as Redis does.
+const EXPIRE: &str = "#!lua
+local expiries = redis.call('HGETALL', KEYS[1])
+for i = 1, #expiries, 2 do
+  if tonumber(ARGV[1]) > tonumber(expiries[i + 1]) then
+    redis.call('DEL', expiries[i])
+    redis.call('HDEL', KEYS[1], expiries[i])
+  end
+end
+";
+
+/// All data of a server at one time.
+pub(crate) struct Snapshot(Vec<(String, Vec<u8>)>);
 
 macro_rules! sources {
     ($($name:literal),+) => {
@@ -27,6 +67,7 @@ macro_rules! sources {
 pub(crate) struct ScriptHarness {
     connection: Connection,
     hashes: BTreeMap<&'static str, String>,
+    expire: String,
 }
 
 impl ScriptHarness {
@@ -45,6 +86,8 @@ impl ScriptHarness {
         shared.push_str(include_str!("../../../lua/ledger.lua"));
         shared.push_str(include_str!("../../../lua/notifications.lua"));
         shared.push_str(include_str!("../../../lua/offsets.lua"));
+        let lifetimes = LIFETIMES.replace("EXPIRIES", &format!("'{EXPIRIES}'"));
+        let repeats = format!("{lifetimes}{}", include_str!("../../../lua/repeats.lua"));
         let sources = sources!(
             "enqueue",
             "push",
@@ -85,11 +128,11 @@ impl ScriptHarness {
                 "{name}: TIME and PUBLISH belong in shared.lua"
             );
             let (first, body) = file.split_once('\n').unwrap();
-            let code = format!("{first}\n{shared}\n{body}");
-            let hash = redis::cmd("SCRIPT").arg("LOAD").arg(code).query(&mut connection);
-            (name, hash.unwrap())
+            let repeats = if body.contains("repeated(") { repeats.as_str() } else { "" };
+            (name, load(&mut connection, &format!("{first}\n{shared}\n{repeats}\n{body}")))
         });
-        Self { connection, hashes: hashes.into() }
+        let expire = load(&mut connection, EXPIRE);
+        Self { connection, hashes: hashes.into(), expire }
     }
 
     /// The call as the product would send it, except for the hash of the script.
@@ -115,8 +158,9 @@ impl ScriptHarness {
         look: &Pipeline,
     ) -> Result<(Value, Vec<String>, Vec<Value>), redis::RedisError> {
         let mut pipe = redis::pipe();
-        pipe.del(&OWN_KEYS).ignore();
+        pipe.del(&[CLOCK, PUBLISHED]).ignore();
         pipe.rpush(CLOCK, &[now_us / 1_000_000, now_us % 1_000_000]).ignore();
+        pipe.cmd("EVALSHA").arg(&self.expire).arg(1).arg(EXPIRIES).arg(now_us / 1_000).ignore();
         pipe.add_command(command);
         pipe.lrange(PUBLISHED, 0, -1);
         for command in look.cmd_iter() {
@@ -135,8 +179,33 @@ impl ScriptHarness {
         (C::reply(reply).unwrap(), published)
     }
 
+    /// All data of the server, without the lifetimes that Redis itself watches.
+    pub(crate) fn save(&mut self) -> Snapshot {
+        let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut self.connection).unwrap();
+        let mut pipe = redis::pipe();
+        for key in &keys {
+            pipe.cmd("DUMP").arg(key);
+        }
+        let values: Vec<Vec<u8>> = pipe.query(&mut self.connection).unwrap();
+        Snapshot(keys.into_iter().zip(values).collect())
+    }
+
+    /// Takes the server back, as a restart that lost the writes since then.
+    pub(crate) fn restore(&mut self, snapshot: &Snapshot) {
+        let mut pipe = redis::pipe();
+        pipe.cmd("FLUSHALL").ignore();
+        for (key, value) in &snapshot.0 {
+            pipe.cmd("RESTORE").arg(key).arg(0).arg(value).ignore();
+        }
+        pipe.exec(&mut self.connection).unwrap();
+    }
+
     /// The plain connection.
     pub(crate) fn plain(&mut self) -> &mut Connection {
         &mut self.connection
     }
+}
+
+fn load(connection: &mut Connection, code: &str) -> String {
+    redis::cmd("SCRIPT").arg("LOAD").arg(code).query(connection).unwrap()
 }

@@ -2,6 +2,7 @@
 
 mod losses;
 mod records;
+mod rules;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -6,7 +6,7 @@ use rdkafka::message::{Header, OwnedHeaders};
 use redis::AsyncCommands as _;
 
 use super::*;
-use crate::support::process::bus_program;
+use fairlane_testkit::process::installed;
 
 const PRODUCER: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/fixtures/cloudevents_producer.py");
@@ -24,7 +24,7 @@ async fn what_the_official_sdk_sends_through_the_servers_is_handled_in_order() {
             Bus::Kafka(broker, _) => (broker.brokers(), "events"),
         };
         let sent = tokio::task::spawn_blocking(move || {
-            Command::new(bus_program("bin/python3"))
+            Command::new(installed("buses/bin/python3"))
                 .args([PRODUCER, name, &address, to, &COUNT.to_string()])
                 .output()
                 .unwrap()

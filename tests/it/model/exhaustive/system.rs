@@ -276,12 +276,18 @@ impl System {
         let next = usize::from(*copied).min(events.len() - 1);
         let chain = (next as u64, next as u64 + 1);
         let take = Take { max: usize::from(taker.is_some()), ttl_ms: FAR_MS, seen: 0 };
-        let reply =
-            state.server.enqueue(Self::NOW_US, &[(stream, chain)], &events[next..=next], take);
+        let reply = state.server.enqueue(
+            Self::NOW_US,
+            &[(stream, chain)],
+            &events[next..=next],
+            None,
+            take,
+        );
         if !reply_lost {
             *copied = match &reply {
                 Enqueued::Stored(..) | Enqueued::Dup => u8::try_from(next + 1).unwrap(),
                 Enqueued::Gap(stands) => u8::try_from(stands[0]).unwrap(),
+                Enqueued::Repeated(_) => unreachable!("no name is noted"),
             };
         }
         let Enqueued::Stored(_, leases) = reply else { return };

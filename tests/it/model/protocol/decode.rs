@@ -5,14 +5,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fairlane::id::{BotId, Lane, Offset};
 use fairlane::redis::keys::ShardKeys;
+use fairlane::redis::scripts::EventName;
 use redis::{FromRedisValue, Pipeline, Value};
 
 use super::operation::{BOTS, KEYS, STREAMS};
 use super::real::REFUSED;
 use crate::model::state_machine::{
-    Attempts, Bot, Event, Key, LANES, Lease, Letter, Reason, Server, size,
+    Attempts, Bot, Event, Key, LANES, Lease, Letter, Name, Noted, Reason, Server, size,
 };
-use crate::support::script_harness::{FEW, OWN_KEYS};
+use crate::support::script_harness::{EXPIRIES, FEW, OWN_KEYS};
 
 /// Ids that would do harm as a pattern, as a hash tag or joined with a separator. They are in the
 /// order in which Redis sorts them.
@@ -42,6 +43,7 @@ pub(super) fn look(keys: &ShardKeys, bots: &[BotId]) -> Pipeline {
     for key in 0..KEYS {
         pipe.get(keys.idempotency(&key_name(key)));
     }
+    pipe.hgetall(EXPIRIES).hgetall(&keys.names_now).hgetall(&keys.names_before);
     pipe
 }
 
@@ -130,6 +132,10 @@ pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
             server.keys.insert(key, number(&sequence));
         }
     }
+    let mut expiries: BTreeMap<String, i64> = read(&mut values);
+    server.names.now = noted(read(&mut values), expiries.remove(&keys.names_now));
+    server.names.before = noted(read(&mut values), expiries.remove(&keys.names_before));
+    assert_eq!(expiries, BTreeMap::new(), "only names have a lifetime");
     let truth = server.holdings().into_iter();
     let truth = truth.map(|((kind, bot), n)| (format!("{kind}{}", NAMES[usize::from(bot)]), n));
     let mut truth: BTreeMap<String, u64> = truth.collect();
@@ -149,7 +155,7 @@ fn check_keys(keys: &ShardKeys, found: Vec<String>) {
     let known: BTreeSet<String> =
         ["meta", "ctl", "busy", "own", "att", "fin", "paused", "weight", "held"]
             .into_iter()
-            .chain(["hwm", "due", "later", "dlq"])
+            .chain(["hwm", "due", "later", "dlq", "names-now", "names-before"])
             .map(str::to_owned)
             .chain(NAMES.map(|name| format!("q:{name}")))
             .chain(
@@ -246,6 +252,29 @@ fn event(bytes: &[u8]) -> Event {
     let event = Event::from_be_bytes([high, low]);
     assert_eq!(bytes, encode(event));
     event
+}
+
+/// Names differ in their first byte alone, or in their last.
+pub(super) fn name(name: Name) -> EventName {
+    let [high, low] = name.to_be_bytes();
+    let mut bytes = *b"\0\r\n*|{a} b|12:34";
+    (bytes[0], bytes[15]) = (high, low);
+    bytes
+}
+
+fn noted(fields: BTreeMap<Vec<u8>, String>, until_ms: Option<i64>) -> Option<Noted> {
+    if fields.is_empty() {
+        assert_eq!(until_ms, None, "no names, no lifetime");
+        return None;
+    }
+    let read = |(field, value): (Vec<u8>, String)| {
+        assert_eq!(value, "");
+        let number = Name::from_be_bytes([field[0], field[15]]);
+        assert_eq!(field, name(number));
+        number
+    };
+    let names = fields.into_iter().map(read).collect();
+    Some(Noted { names, until_ms: until_ms.expect("names have a lifetime") })
 }
 
 fn record(bytes: &[u8]) -> (u64, Event) {

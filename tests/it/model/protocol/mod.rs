@@ -5,9 +5,11 @@
 //!
 //! A higher `PROPTEST_CASES` than 256 makes it run longer.
 
+mod copier;
 mod coverage;
 mod decode;
 mod operation;
+mod published;
 mod real;
 mod reference;
 
@@ -43,16 +45,17 @@ fn the_scripts_behave_like_the_model() {
             if let Some(seen) = &seen {
                 seen.fetch_add(1, Ordering::SeqCst);
             }
-            let before = state.server.clone();
+            let before = state.clone();
             state = Reference::apply(state, &operation);
             let step = state.step.as_ref().expect("a step was made");
-            coverage.borrow_mut().note(&before, &state.server, step);
+            coverage.borrow_mut().note(&before, &state, step);
             let Outcome { answer, published, server } = real.step(step);
             let context = || format!("{operation:?} as {:?}", step.action);
             prop_assert_eq!(&answer, &step.answer, "the reply to {}", context());
             prop_assert_eq!(&server, &state.server, "the state after {}", context());
             prop_assert_eq!(&published, &step.published, "published by {}", context());
             prop_assert_eq!(server.broken_invariant(), None, "after {}", context());
+            prop_assert_eq!(state.copier.broken, None, "by {}", context());
         }
         Ok(())
     });

@@ -25,7 +25,19 @@ pub(super) enum Operation {
         bots: Vec<(Bot, u8)>,
         /// The leases that the copier wants, and the lead of the clock that it saw.
         take: (usize, i64, Option<i64>),
+        /// Events that have the name of an earlier one: its place counts from the latest.
+        repeats: Vec<(Index, usize)>,
     },
+    /// The copier sends a call again.
+    SendAgain(Again),
+    /// The time for which names are remembered changes.
+    Window {
+        ms: i64,
+    },
+    /// The state of the server reaches its disk.
+    Save,
+    /// The server restarts from its disk.
+    LoseTail,
     Push {
         bot: Bot,
         events: u8,
@@ -69,6 +81,16 @@ pub(super) enum Operation {
         bot: Bot,
         weight: u32,
     },
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Again {
+    /// The last call, unchanged: its reply was lost.
+    Unchanged,
+    /// A call in which repetitions were found, without these.
+    Rest,
+    /// The next call that a lost tail took: all that was read of the bus.
+    Lost,
 }
 
 /// The part of a stream that is copied.
@@ -202,7 +224,22 @@ fn enqueue() -> impl Strategy<Value = Operation> {
         .prop_map(|(bots, counts)| bots.into_iter().zip(counts).collect());
     let max = prop_oneof![2 => Just(0_usize), 3 => 1..5_usize];
     let take = (max, prop_oneof![Just(30_i64), Just(3_000)], seen());
-    (spans, bots, take).prop_map(|(spans, bots, take)| Operation::Enqueue { spans, bots, take })
+    let place = prop_oneof![3 => 0..4_usize, 1 => 0..60_usize];
+    let repeats = prop_oneof![
+        2 => Just(Vec::new()),
+        1 => prop::collection::vec((any::<Index>(), place), 1..6),
+    ];
+    (spans, bots, take, repeats).prop_map(|(spans, bots, take, repeats)| Operation::Enqueue {
+        spans,
+        bots,
+        take,
+        repeats,
+    })
+}
+
+/// The window of a case. Zero: repetitions are copied.
+pub(super) fn window_ms() -> impl Strategy<Value = i64> {
+    prop_oneof![2 => Just(0_i64), 3 => Just(30), 1 => Just(500), 2 => Just(3_000)]
 }
 
 /// How far the caller's knowledge of the clock is ahead of the shard's.
@@ -331,8 +368,29 @@ pub(super) fn any_operation() -> BoxedStrategy<Operation> {
             .prop_map(|(ahead_ms, other_bot)| Operation::Promote { ahead_ms, other_bot }),
         1 => prop::bool::weighted(0.7).prop_map(|restarted| Operation::Recover { restarted }),
         5 => operator(),
+        1 => Just(Operation::SendAgain(Again::Unchanged)),
+        1 => Just(Operation::Save),
+        1 => Just(Operation::LoseTail),
     ]
     .boxed()
+}
+
+/// Operations of a case in which names are remembered.
+pub(super) fn any_operation_with_names() -> BoxedStrategy<Operation> {
+    prop_oneof![
+        30 => any_operation(),
+        8 => enqueue(),
+        // Just longer than a window, but not than two.
+        4 => prop_oneof![Just(31_000_i64), Just(3_001_000)].prop_map(|us| Operation::Pass { us }),
+        1 => Just(Operation::SendAgain(Again::Unchanged)),
+        1 => window_ms().prop_map(|ms| Operation::Window { ms }),
+    ]
+    .boxed()
+}
+
+/// Operations while the copier has to send a call again: mostly it does so.
+pub(super) fn again_or(again: Again, other: BoxedStrategy<Operation>) -> BoxedStrategy<Operation> {
+    prop_oneof![2 => Just(Operation::SendAgain(again)), 1 => other].boxed()
 }
 
 /// Operations of a case with lanes: more slices and operators, so that lanes fail and more happens to

@@ -11,13 +11,14 @@ use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{self as call, Call, Span};
 use redis::{Cmd, Value};
 
+use super::copier::Copy;
 use super::decode::{self, Decoded, NAMES, STREAM_NAMES};
 use super::reference::{Action, SLICE_US, ScriptReply, Step, Verdict};
 use crate::model::state_machine::{
     Attempts, Bot, Claim, Claimed, Completion, Enqueued, Event, Fate, Granted, Key, Limits, Mode,
-    Pushed, Queued, Refused, Server, Span as ModelSpan, Take, Taken, record_size,
+    Pushed, Queued, Refused, Server, Taken, record_size,
 };
-use crate::support::script_harness::ScriptHarness;
+use crate::support::script_harness::{ScriptHarness, Snapshot};
 
 /// The reason with which handlers refuse events here.
 pub(super) const REFUSED: &str = "refused | by the handler";
@@ -41,6 +42,7 @@ pub(super) struct Real {
     /// What a holder reads.
     queues: BTreeMap<Bot, VecDeque<(u64, Event)>>,
     lists: BTreeMap<(Bot, u8), VecDeque<(u64, Event)>>,
+    saved: Option<Snapshot>,
 }
 
 impl Real {
@@ -49,7 +51,7 @@ impl Real {
         let keys = ShardKeys::new(&Prefix::default(), &PipelineName::parse("p").unwrap(), shard);
         let bots = NAMES.iter().map(|name| BotId::parse(name).unwrap()).collect();
         let (fences, queues, lists) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { harness, keys, bots, fences, letters: Vec::new(), queues, lists }
+        Self { harness, keys, bots, fences, letters: Vec::new(), queues, lists, saved: None }
     }
 
     /// Removes all data but the scripts.
@@ -59,6 +61,7 @@ impl Real {
         self.letters.clear();
         self.queues.clear();
         self.lists.clear();
+        self.saved = None;
     }
 
     fn bot(&self, bot: Bot) -> &BotId {
@@ -81,7 +84,7 @@ impl Real {
                 let set = if one { Cmd::hdel(key, bot) } else { Cmd::hset(key, bot, weight) };
                 self.plain(step, set)
             }
-            Action::Enqueue { spans, bots, take } => self.enqueue(step, spans, bots, *take),
+            Action::Enqueue(copy) => self.enqueue(step, copy),
             Action::Push { bot, events, due_ms, key } => {
                 self.push(step, (*bot, events), *due_ms, *key)
             }
@@ -127,21 +130,27 @@ impl Real {
                     ScriptReply::Promoted(reply.moved, reply.next_ms.map(signed))
                 })
             }
-            Action::Recover(run) => {
-                let run = decode::run_id(*run);
-                let call = call::Recover { keys, run: &run, slice_us: limits.slice_us };
-                self.script(step, &call, |reply, _| ScriptReply::Recovered(reply))
+            Action::Recover(run) => self.recover(step, *run),
+            Action::Save => {
+                let outcome = self.plain(step, redis::cmd("PING"));
+                self.saved = Some(self.harness.save());
+                outcome
+            }
+            Action::LoseTail(run) => {
+                self.harness.restore(&self.saved.take().expect("it was saved"));
+                self.recover(step, *run)
             }
         }
     }
 
-    fn enqueue(
-        &mut self,
-        step: &Step,
-        spans: &[ModelSpan],
-        bots: &[(Bot, Vec<Event>)],
-        take: Take,
-    ) -> Outcome {
+    fn recover(&mut self, step: &Step, run: u32) -> Outcome {
+        let (keys, run) = (&self.keys.clone(), &decode::run_id(run));
+        let call = call::Recover { keys, run, slice_us: unsigned(SLICE_US) };
+        self.script(step, &call, |reply, _| ScriptReply::Recovered(reply))
+    }
+
+    fn enqueue(&mut self, step: &Step, copy: &Copy) -> Outcome {
+        let Copy { spans, bots, take, .. } = copy;
         let places: Vec<Bot> = bots.iter().map(|(bot, _)| *bot).collect();
         let bytes: Vec<(Bot, Vec<Vec<u8>>)> = bots
             .iter()
@@ -160,7 +169,10 @@ impl Real {
                     last: decode::offset(last),
                 })
                 .collect(),
-            repeats: None,
+            repeats: (copy.window_ms > 0).then(|| call::Repeats {
+                window_ms: unsigned(copy.window_ms),
+                names: copy.names.iter().copied().map(decode::name).collect(),
+            }),
             limits: limits(step.limits),
             quotas: &NO_QUOTAS,
             bots: bots.collect(),
@@ -194,7 +206,7 @@ impl Real {
                 }
                 call::Enqueued::Duplicate(stands) => (Enqueued::Dup, Some(stands)),
                 call::Enqueued::Gap(stands) => (Enqueued::Gap(at.clone()), Some(stands)),
-                call::Enqueued::Repeated(_) => panic!("repetitions are not dropped"),
+                call::Enqueued::Repeated(places) => (Enqueued::Repeated(places), None),
             };
             if let Some(stands) = stands {
                 let told: Vec<Offset> = at.iter().map(|at| decode::offset(*at)).collect();

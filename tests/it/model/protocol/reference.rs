@@ -6,12 +6,15 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 use proptest_state_machine::ReferenceStateMachine;
 
+use super::copier::{Copied, Copier, Copy};
 use super::operation::{
-    Bound, Chain, Counting, Ending, Operation, What, any_operation, any_operation_with_lanes,
+    Bound, Counting, Ending, Operation, What, again_or, any_operation, any_operation_with_lanes,
+    any_operation_with_names, window_ms,
 };
+use super::published::published;
 use crate::model::state_machine::{
     Bot, Change, Claim, Claimed, Completed, Completion, Enqueued, Event, Fate, Granted, Key, Lane,
-    Limits, Mode, Pushed, Refused, Server, Span, Stream, Take, lane_of,
+    Limits, Mode, Pushed, Refused, Server, Take, lane_of,
 };
 
 /// A time as servers have it: more than 2^50 µs.
@@ -22,8 +25,13 @@ pub(super) const SLICE_US: i64 = 10_000;
 #[derive(Debug, Clone)]
 pub(super) enum Action {
     Nothing,
-    Enqueue { spans: Vec<Span>, bots: Vec<(Bot, Vec<Event>)>, take: Take },
-    Push { bot: Bot, events: Vec<Event>, due_ms: Option<i64>, key: Option<Key> },
+    Enqueue(Copy),
+    Push {
+        bot: Bot,
+        events: Vec<Event>,
+        due_ms: Option<i64>,
+        key: Option<Key>,
+    },
     Forget(Key),
     Claim(Claim),
     Complete(Vec<Completion>),
@@ -35,6 +43,9 @@ pub(super) enum Action {
     Promote(Vec<(u64, Bot)>),
     Recover(u32),
     Weight(Bot, u32),
+    Save,
+    /// The server is as it was saved, in another run. The first command is a recovery.
+    LoseTail(u32),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,6 +111,9 @@ pub(super) struct ReferenceState {
     runs: u32,
     /// Whether the pipeline has lanes.
     has_lanes: bool,
+    pub(super) copier: Copier,
+    /// What a restart would find.
+    saved: Option<Box<(Server, Copied)>>,
 }
 
 pub(super) struct Reference;
@@ -119,18 +133,32 @@ impl ReferenceStateMachine for Reference {
             next_event: 0,
             runs: 0,
             has_lanes: false,
+            copier: Copier::default(),
+            saved: None,
         };
-        any::<bool>()
-            .prop_map(move |has_lanes| ReferenceState { has_lanes, ..state.clone() })
+        (any::<bool>(), window_ms())
+            .prop_map(move |(has_lanes, window_ms)| {
+                let copier = Copier::new(window_ms);
+                ReferenceState { has_lanes, copier, ..state.clone() }
+            })
             .boxed()
     }
 
     fn transitions(state: &ReferenceState) -> BoxedStrategy<Operation> {
-        if state.has_lanes { any_operation_with_lanes() } else { any_operation() }
+        let any = match (state.has_lanes, state.copier.window_ms) {
+            (true, _) => any_operation_with_lanes(),
+            (_, 0) => any_operation(),
+            _ => any_operation_with_names(),
+        };
+        match state.copier.again() {
+            Some(again) => again_or(again, any),
+            None => any,
+        }
     }
 
     fn apply(mut state: ReferenceState, operation: &Operation) -> ReferenceState {
         let action = state.action(operation);
+        state.server.names.expire(state.now_us);
         let before = state.server.clone();
         let answer = state.perform(&action);
         let published = published(&before, &state.server, state.now_us, &action);
@@ -156,27 +184,30 @@ impl ReferenceState {
         match *operation {
             Operation::Pass { us } => {
                 self.now_us += us;
+                if us < 0 {
+                    self.copier.set_back_clock();
+                }
                 Action::Nothing
             }
             Operation::Limit(limits) => {
                 self.server.limits = limits;
                 Action::Nothing
             }
-            Operation::Enqueue { ref spans, ref bots, take: (max, ttl_ms, seen) } => {
-                let span = |&(stream, chain): &(Stream, Chain)| {
-                    let at = self.server.offsets.get(&stream).copied().unwrap_or(0);
-                    let chain = match chain {
-                        Chain::Next(offsets) => (at, at + offsets),
-                        Chain::Again(offsets) => (at.saturating_sub(2), at.max(1) - 1 + offsets),
-                        Chain::Ahead => (at + 1, at + 2),
-                    };
-                    (stream, chain)
-                };
-                let spans = spans.iter().map(span).collect();
+            Operation::Enqueue { ref spans, ref bots, take: (max, ttl_ms, seen), ref repeats } => {
+                let spans = Copier::spans(&self.server, spans);
                 let bots = bots.iter().map(|&(bot, count)| (bot, self.events(count))).collect();
                 let take = Take { max, ttl_ms, seen: self.seen(seen) };
-                Action::Enqueue { spans, bots, take }
+                Action::Enqueue(self.copier.read(spans, bots, take, repeats))
             }
+            Operation::SendAgain(again) => {
+                self.copier.send_again(again).map_or(Action::Nothing, Action::Enqueue)
+            }
+            Operation::Window { ms } => {
+                self.copier.set_window(ms);
+                Action::Nothing
+            }
+            Operation::Save => Action::Save,
+            Operation::LoseTail => self.lose_tail(),
             Operation::Push { bot, events, key } => {
                 Action::Push { bot, events: self.events(events), due_ms: None, key }
             }
@@ -221,6 +252,16 @@ impl ReferenceState {
             }
             Operation::Weight { bot, weight } => Action::Weight(bot, weight),
         }
+    }
+
+    fn lose_tail(&mut self) -> Action {
+        let Some(saved) = self.saved.take() else { return Action::Nothing };
+        let (server, copied) = *saved;
+        let limits = self.server.limits;
+        self.server = Server { limits, ..server };
+        self.copier.lost(copied);
+        self.runs += 1;
+        Action::LoseTail(self.runs)
     }
 
     /// The clock that a caller saw.
@@ -353,17 +394,15 @@ impl ReferenceState {
         let (now_us, server) = (self.now_us, &mut self.server);
         match *action {
             Action::Nothing => ScriptReply::Nothing,
-            Action::Enqueue { ref spans, ref bots, take } => {
-                let events =
-                    bots.iter().flat_map(|(bot, events)| events.iter().map(|e| (*bot, *e)));
-                let events: Vec<(Bot, Event)> = events.collect();
-                let reply = server.enqueue(now_us, spans, &events, take);
-                let at = server.stands(spans);
+            Action::Enqueue(ref copy) => {
+                let reply = copy.send(now_us, server);
+                let at = server.stands(&copy.spans);
+                self.copier.receive(now_us / 1_000, copy, &reply);
                 let mut run = None;
                 if let Enqueued::Stored(_, taken) = &reply
                     && !taken.is_empty()
                 {
-                    run = server.run;
+                    run = self.server.run;
                     self.hold(taken.iter().map(|taken| &taken.granted));
                 }
                 ScriptReply::Enqueued(reply, at, run)
@@ -395,7 +434,14 @@ impl ReferenceState {
                 let (moved, next_ms) = server.promote(now_us, events);
                 ScriptReply::Promoted(moved, next_ms)
             }
-            Action::Recover(run) => ScriptReply::Recovered(server.recover(now_us, run)),
+            Action::Recover(run) | Action::LoseTail(run) => {
+                ScriptReply::Recovered(server.recover(now_us, run))
+            }
+            Action::Save => {
+                self.copier.saved();
+                self.saved = Some(Box::new((self.server.clone(), self.copier.copied.clone())));
+                ScriptReply::Nothing
+            }
             Action::Weight(bot, weight) => {
                 server.weight.remove(&bot);
                 if weight != 1 {
@@ -450,44 +496,4 @@ impl ReferenceState {
 
 fn other(bot: Bot, other: bool) -> Bot {
     if other { (bot + 1) % super::operation::BOTS } else { bot }
-}
-
-/// The publications: each value that fell below the last one that claimers and schedulers know.
-fn published(before: &Server, after: &Server, now_us: i64, action: &Action) -> Vec<String> {
-    let fell = |what: &str, before: Option<i64>, after: Option<i64>| {
-        let after = after.filter(|&after| before.is_none_or(|before| after < before));
-        after.map(|score| format!("{what} {score}"))
-    };
-    let ready = |server: &Server| server.ctl.values().copied().min();
-    let deadline = |server: &Server| server.busy.values().copied().min();
-    let due = |server: &Server| server.later.values().map(|&(due_ms, ..)| due_ms).min();
-    let said = match action {
-        // The reaped bots are announced before the claim takes any.
-        Action::Claim(claim) => {
-            let mut reaped = before.clone();
-            reaped.v = reaped.v.max(claim.seen);
-            reaped.reap(now_us, claim.batch);
-            [fell("ready", ready(before), ready(&reaped)), None]
-        }
-        // A copier that takes leases publishes a deadline only if no published one is ahead.
-        Action::Enqueue { .. } if after.own.len() > before.own.len() => {
-            let told = (after.told != before.told).then(|| format!("deadline {}", after.told));
-            [told, fell("ready", ready(before), ready(after))]
-        }
-        Action::Enqueue { .. } | Action::Push { due_ms: None, .. } => {
-            // The parks of bots that wait for lanes alone end first.
-            let mut unparked = before.clone();
-            let is_fresh = |bot: &&Bot| !before.queues.contains_key(bot);
-            let fresh: Vec<Bot> = after.queues.keys().filter(is_fresh).copied().collect();
-            unparked.unpark(&fresh);
-            [
-                fell("ready", ready(before), ready(after)),
-                fell("deadline", deadline(&unparked), deadline(after)),
-            ]
-        }
-        // While the shard was paused, no claimer looked at it.
-        Action::Resume(None) => [fell("ready", None, ready(after)), None],
-        _ => [fell("ready", ready(before), ready(after)), fell("due", due(before), due(after))],
-    };
-    said.into_iter().flatten().collect()
 }

@@ -198,7 +198,7 @@ fn a_batch_is_copied_once_and_a_gap_is_named() {
     let mut server = Server::new(SLICE);
     let one = Queued { appended: 1, ..Queued::default() };
     let none = Take::default();
-    let mut enqueue = |spans: &[Span], event| server.enqueue(NOW, spans, &[(1, event)], none);
+    let mut enqueue = |spans: &[Span], event| server.enqueue(NOW, spans, &[(1, event)], None, none);
     assert_eq!(enqueue(&[(0, (0, 5))], 0), Enqueued::Stored(one, Vec::new()));
     assert_eq!(enqueue(&[(0, (0, 5))], 0), Enqueued::Dup);
     assert_eq!(enqueue(&[(0, (7, 9))], 1), Enqueued::Gap(vec![5]));
@@ -217,4 +217,38 @@ fn finishes_behind_the_clock_and_of_a_shard_at_rest_are_forgotten() {
     assert_eq!(server.fin, [(2, 101)].into());
     server.claim(NOW, Claim { idle_elsewhere: true, ..ALL });
     assert_eq!(server.fin, [].into());
+}
+
+#[test]
+fn a_name_is_remembered_for_one_to_two_windows() {
+    const WINDOW: i64 = 100;
+    let mut names = Names::default();
+    let mut ask = |ms: i64, name: Name| {
+        names.expire(ms * 1_000);
+        let repeats = Repeats { window_ms: WINDOW, names: &[name, 77] };
+        names.repeated(ms * 1_000, repeats)
+    };
+    assert_eq!(ask(0, 1), [0; 0]);
+    assert_eq!(ask(100, 1), [0, 1], "both names of the first call");
+    // 101 ms after the first name, the names of the window become those before.
+    assert_eq!(ask(101, 1), [0, 1]);
+    assert_eq!(ask(200, 1), [0, 1]);
+    assert_eq!(ask(201, 1), [0; 0], "two windows after it was noted");
+    assert_eq!(ask(201, 1), [0, 1]);
+}
+
+#[test]
+fn a_call_with_a_repetition_notes_nothing_and_leaves_the_position() {
+    let mut server = Server::new(SLICE);
+    let mut copy = |spans: &[Span], names: &[Name], events: &[(Bot, Event)]| {
+        let repeats = Some(Repeats { window_ms: 100, names });
+        server.enqueue(NOW, spans, events, repeats, Take::default())
+    };
+    let one = Enqueued::Stored(Queued { appended: 1, ..Queued::default() }, Vec::new());
+    assert_eq!(copy(&[(0, (0, 5))], &[1], &[(1, 0)]), one);
+    assert_eq!(copy(&[(1, (0, 2))], &[2, 1], &[(1, 1), (1, 2)]), Enqueued::Repeated(vec![1]));
+    assert_eq!(copy(&[(0, (7, 9))], &[3], &[(1, 3)]), Enqueued::Gap(vec![5]));
+    assert_eq!(copy(&[(0, (0, 5))], &[4], &[(1, 4)]), Enqueued::Dup);
+    assert_eq!(server.offsets, [(0, 5)].into());
+    assert_eq!(server.names.now.unwrap().names, [1].into());
 }

@@ -1,7 +1,7 @@
 //! A faulty network in front of a server. It cuts or slows connections, stops all traffic, and
 //! holds or loses single messages.
 
-pub(crate) mod distance;
+pub mod distance;
 mod line;
 mod resp;
 mod tests;
@@ -25,7 +25,7 @@ use super::interceptor::{Intercepted, Interception, Interceptor, Interceptors, M
 
 /// The effect on the bytes in both directions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum ProxyMode {
+pub enum ProxyMode {
     #[default]
     Pass,
     /// Each command and each reply waits this long.
@@ -42,7 +42,7 @@ pub(crate) enum ProxyMode {
 }
 
 /// How to separate messages, and to match replies with their commands.
-pub(crate) trait Protocol: Send + Sync + 'static {
+pub trait Protocol: Send + Sync + 'static {
     /// The length of the first complete message.
     fn frame(bytes: &[u8]) -> Option<usize>;
 
@@ -56,8 +56,8 @@ pub(crate) trait Protocol: Send + Sync + 'static {
 
 /// Runs until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Proxy<P = Resp> {
-    pub(super) address: SocketAddr,
+pub struct Proxy<P = Resp> {
+    pub(crate) address: SocketAddr,
     shared: Arc<Shared>,
     /// The accepting task. It is aborted when the proxy is dropped, and every connection with it.
     _accepting: JoinSet<()>,
@@ -66,7 +66,7 @@ pub(crate) struct Proxy<P = Resp> {
 
 #[derive(Debug)]
 struct Shared {
-    upstream: SocketAddr,
+    upstream: Mutex<SocketAddr>,
     mode: watch::Sender<ProxyMode>,
     /// The number of cuts. A connection ends when the number changes.
     cuts: watch::Sender<u64>,
@@ -81,28 +81,28 @@ struct Shared {
 }
 
 impl Proxy {
-    pub(crate) async fn start(upstream: SocketAddr) -> Self {
+    pub async fn start(upstream: SocketAddr) -> Self {
         Self::before(upstream).await
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis://{}", self.address)
     }
 
     /// Lets the `nth` command (from 1) that contains these bytes through, but not its reply: the
     /// connection ends there. The server executed the command, and the client does not learn of it.
-    pub(crate) fn swallow(&self, needle: impl Into<Vec<u8>>, nth: u32) {
+    pub fn swallow(&self, needle: impl Into<Vec<u8>>, nth: u32) {
         let interceptor = self.intercept(holds([needle.into()]), nth, Interception::LoseReply);
         self.shared.swallows.lock().unwrap().push(interceptor);
     }
 }
 
 impl<P: Protocol> Proxy<P> {
-    pub(super) async fn before(upstream: SocketAddr) -> Self {
+    pub(crate) async fn before(upstream: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
-            upstream,
+            upstream: Mutex::new(upstream),
             mode: watch::Sender::default(),
             cuts: watch::Sender::default(),
             losses: watch::Sender::default(),
@@ -117,44 +117,44 @@ impl<P: Protocol> Proxy<P> {
         Self { address, shared, _accepting: accepting, protocol: PhantomData }
     }
 
-    pub(crate) fn set(&self, mode: ProxyMode) {
+    pub fn set(&self, mode: ProxyMode) {
         self.shared.mode.send_replace(mode);
     }
 
+    /// New connections lead to another server. The existing ones stay.
+    pub fn lead_to(&self, upstream: SocketAddr) {
+        *self.shared.upstream.lock().unwrap() = upstream;
+    }
+
     /// Ends every connection. New connections are served.
-    pub(crate) fn cut(&self) {
+    pub fn cut(&self) {
         self.shared.cuts.send_modify(|cuts| *cuts += 1);
     }
 
     /// Loses every further reply of the existing connections. They stay open, and their commands
     /// reach the server. New connections are served.
-    pub(crate) fn lose_replies(&self) {
+    pub fn lose_replies(&self) {
         self.shared.losses.send_modify(|losses| *losses += 1);
     }
 
     /// Intercepts the `nth` (from 1) command that `matches`.
-    pub(crate) fn intercept(
-        &self,
-        matches: Matcher,
-        nth: u32,
-        interception: Interception,
-    ) -> Interceptor {
+    pub fn intercept(&self, matches: Matcher, nth: u32, interception: Interception) -> Interceptor {
         self.shared.interceptors.set(matches, nth, interception)
     }
 
     /// The number of replies handed to clients so far.
-    pub(crate) fn replies(&self) -> u64 {
+    pub fn replies(&self) -> u64 {
         self.shared.replies.load(Ordering::Relaxed)
     }
 
     /// The number of replies lost on purpose so far.
-    pub(crate) fn swallowed(&self) -> u64 {
+    pub fn swallowed(&self) -> u64 {
         self.shared.swallowed.load(Ordering::Relaxed)
     }
 }
 
 /// Matches commands that contain all of these.
-pub(crate) fn holds<const N: usize>(needles: [impl Into<Vec<u8>>; N]) -> Matcher {
+pub fn holds<const N: usize>(needles: [impl Into<Vec<u8>>; N]) -> Matcher {
     let needles = needles.map(Into::into);
     Box::new(move |command| needles.iter().all(|needle| contains(command, needle)))
 }
@@ -190,13 +190,18 @@ async fn accept<P: Protocol>(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
+async fn connect(shared: &Shared) -> std::io::Result<TcpStream> {
+    let upstream = *shared.upstream.lock().unwrap();
+    TcpStream::connect(upstream).await
+}
+
 /// Intercepted commands that were handed on, by their numbers.
 type UnderWay = Mutex<HashMap<u64, Intercepted>>;
 
 /// Ends when either side ends, when the connection is cut, or when a reply is lost.
 async fn serve<P: Protocol>(client: TcpStream, shared: Arc<Shared>) {
     let (mut cuts, losses) = (shared.cuts.subscribe(), shared.losses.subscribe());
-    let Ok(server) = TcpStream::connect(shared.upstream).await else { return };
+    let Ok(server) = connect(&shared).await else { return };
     let _ = client.set_nodelay(true).and(server.set_nodelay(true));
     let (client_reads, client_writes) = client.into_split();
     let (server_reads, server_writes) = server.into_split();

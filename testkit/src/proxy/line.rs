@@ -11,7 +11,7 @@ use super::ProxyMode;
 
 /// One direction of a slow line.
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub(crate) struct Line {
     /// The time at which all sent bytes have arrived. The connections hold it in turns.
     free_at: tokio::sync::Mutex<Option<Instant>>,
 }
@@ -24,7 +24,7 @@ const TICK: Duration = Duration::from_millis(1);
 
 impl Line {
     /// Writes as fast as the mode allows.
-    pub(super) async fn write(
+    pub(crate) async fn write(
         &self,
         to: &mut OwnedWriteHalf,
         bytes: &[u8],

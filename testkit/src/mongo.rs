@@ -4,36 +4,37 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use fairlane::automations::store::AUTOMATIONS;
-use fairlane::automations::subscribers::SUBSCRIBERS;
-use fairlane::counters::store::{DAILY, TOTALS};
-use fairlane::formats::FORMATS;
 use mongodb::bson::doc;
 use tempfile::TempDir;
 
 use super::mongo_proxy;
-use super::process::signal;
-pub(crate) use super::redis::free_port;
+use super::process::{installed, signal};
+pub use super::redis::free_port;
 use super::wait::{eventually, holds_within};
 
+/// The collections of Fairlane.
+const COLLECTIONS: [&str; 5] =
+    ["automations", "counters_daily", "fairlane_formats", "subscribers", "counters_totals"];
+/// The collections of the counters, and the number of their indexes.
+const INDEXED: [(&str, usize); 2] = [("counters_totals", 2), ("counters_daily", 3)];
 const START_WITHIN: Duration = Duration::from_secs(30);
 
 /// The options of a [`MongoServer`].
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Options {
+pub struct Options {
     /// Accepts only known users.
-    pub(crate) auth: bool,
+    pub auth: bool,
     /// Describes itself as a single server instead of a replica set of one.
-    pub(crate) standalone: bool,
+    pub standalone: bool,
 }
 
 /// Runs until it is dropped, and then leaves neither process nor file behind.
 #[derive(Debug)]
-pub(crate) struct MongoServer {
+pub struct MongoServer {
     directory: TempDir,
     options: Options,
     port: u16,
@@ -42,7 +43,7 @@ pub(crate) struct MongoServer {
 
 impl MongoServer {
     /// Starts a server and returns once it listens.
-    pub(crate) fn start(options: Options) -> Self {
+    pub fn start(options: Options) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut server = Self { directory, options, port: 0, child: None };
         // Another process may take the port before the server does.
@@ -59,20 +60,20 @@ impl MongoServer {
     }
 
     /// The URL without credentials.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("mongodb://{}", self.address())
     }
 
-    pub(crate) fn address(&self) -> SocketAddr {
+    pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
     /// Waits until the collections of the counters have their indexes. This server does not start
     /// again if it is killed while it creates them.
-    pub(crate) async fn is_prepared(&self) {
+    pub async fn is_prepared(&self) {
         let client = mongodb::Client::with_uri_str(self.url()).await.unwrap();
         let database = client.database("fairlane");
-        for (name, indexes) in [(TOTALS, 2), (DAILY, 3)] {
+        for (name, indexes) in INDEXED {
             let collection = database.collection::<mongodb::bson::Document>(name);
             eventually(START_WITHIN, "the indexes are there", async || {
                 collection.list_index_names().await.is_ok_and(|names| names.len() >= indexes)
@@ -83,7 +84,7 @@ impl MongoServer {
     }
 
     /// The names of Fairlane's collections.
-    pub(crate) async fn collections(&self) -> BTreeSet<String> {
+    pub async fn collections(&self) -> BTreeSet<String> {
         let client = mongodb::Client::with_uri_str(self.url()).await.unwrap();
         let names = client.database("fairlane").list_collection_names().await.unwrap();
         client.shutdown().await;
@@ -91,22 +92,22 @@ impl MongoServer {
     }
 
     /// Kills the process, so that it cannot clean up.
-    pub(crate) fn kill9(&mut self) {
+    pub fn kill9(&mut self) {
         let mut child = self.child.take().expect("the server runs");
         child.kill().unwrap();
         child.wait().unwrap();
     }
 
-    pub(crate) fn sigstop(&self) {
+    pub fn sigstop(&self) {
         signal(self.child.as_ref().expect("the server runs").id(), "STOP");
     }
 
-    pub(crate) fn sigcont(&self) {
+    pub fn sigcont(&self) {
         signal(self.child.as_ref().expect("the server runs").id(), "CONT");
     }
 
     /// Restarts on the same data and port, and kills the server first if it still runs.
-    pub(crate) fn restart(&mut self, options: Options) {
+    pub fn restart(&mut self, options: Options) {
         if self.child.is_some() {
             self.kill9();
         }
@@ -178,7 +179,7 @@ impl MongoServer {
     fn try_create_collections(&self) -> io::Result<()> {
         let mut stream = TcpStream::connect(self.address())?;
         stream.set_read_timeout(Some(START_WITHIN))?;
-        for (number, collection) in (1..).zip([AUTOMATIONS, DAILY, FORMATS, SUBSCRIBERS, TOTALS]) {
+        for (number, collection) in (1..).zip(COLLECTIONS) {
             let command = doc! { "create": collection, "$db": "fairlane" };
             stream.write_all(&mongo_proxy::message(number, &command))?;
             let mut length = [0; 4];
@@ -202,15 +203,8 @@ impl Drop for MongoServer {
     }
 }
 
-/// The path at which `.ci/setup test` installs it: in the target directory, beside the directory
-/// that cargo gives to tests.
-pub(crate) fn program() -> PathBuf {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target directory");
-    let program = target.join("mongodb/bin/secantusd-py");
-    assert!(
-        program.exists(),
-        "{} is missing: run `bash .ci/setup test`, or `make test`, which does",
-        program.display()
-    );
-    program
+/// The path at which `.ci/setup test` installs it: in the target directory, where this program is
+/// too.
+pub fn program() -> PathBuf {
+    installed("mongodb/bin/secantusd-py")
 }

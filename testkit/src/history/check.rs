@@ -18,7 +18,7 @@ const EXAMPLES_MAX: usize = 10;
 /// Needs about 70 bytes per event. It checks half a million events of 50,000 bots in well under a
 /// second.
 #[derive(Debug, Default)]
-pub(crate) struct Checker {
+pub struct Checker {
     names: Vec<Box<str>>,
     numbers: FxHashMap<Box<str>, u32>,
     sent: Vec<(u32, u32)>,
@@ -56,13 +56,13 @@ struct Commit {
 impl Checker {
     /// An empty history.
     #[must_use]
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self::default()
     }
 
     /// Adds one record. Records of one process must be added in the order in which they were
     /// written.
-    pub(crate) fn add(&mut self, record: &Record<'_>) {
+    pub fn add(&mut self, record: &Record<'_>) {
         match *record {
             Record::Sent { bot, event } => {
                 let bot = self.number_of(bot);
@@ -97,7 +97,7 @@ impl Checker {
     ///
     /// # Errors
     /// If the log cannot be read, or another line is not a record.
-    pub(crate) fn read(&mut self, mut log: impl BufRead) -> Result<(), HistoryError> {
+    pub fn read(&mut self, mut log: impl BufRead) -> Result<(), HistoryError> {
         let mut bytes = Vec::new();
         for line in 1.. {
             bytes.clear();
@@ -119,13 +119,13 @@ impl Checker {
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub(crate) fn read_file(&mut self, path: &Path) -> Result<(), HistoryError> {
+    pub fn read_file(&mut self, path: &Path) -> Result<(), HistoryError> {
         self.read(BufReader::new(File::open(path).map_err(HistoryError::Read)?))
     }
 
     /// Checks all added records.
     #[must_use]
-    pub(crate) fn report(mut self) -> Report {
+    pub fn report(mut self) -> Report {
         self.sent.sort_unstable();
         self.sent.dedup();
         self.handled.sort_unstable_by_key(|h| (h.bot, h.started, h.fence, h.order));
@@ -296,10 +296,13 @@ impl BotHistory<'_> {
                 Outcome::Done if fate.done.is_none() => fate.done = Some(started),
                 Outcome::Done => {
                     // The commit of an older fence was accepted before this lease was granted,
-                    // regardless of when its reply was read.
-                    let committed_before = fate
-                        .commits
-                        .is_some_and(|[first, _]| first.0 < fence || first.2 <= started);
+                    // regardless of when its reply was read. A commit before the first success made
+                    // the event a dead letter, which was redriven.
+                    let commits = fate.commits.into_iter().flatten();
+                    let mut of_success =
+                        commits.filter(|(_, _, at)| fate.done.is_some_and(|done| done <= *at));
+                    let committed_before =
+                        of_success.any(|(first, _, at)| first < fence || at <= started);
                     if committed_before {
                         report.duplicates_unexplained += 1;
                         report.describe(|| {
@@ -383,46 +386,46 @@ fn remember_end(open: &mut [Option<(u64, u64)>; 2], fence: u64, ended: u64) {
 
 /// The result of the check. Every number is a count.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Report {
+pub struct Report {
     /// Number of bots.
-    pub(crate) bots: usize,
+    pub bots: usize,
     /// Number of sent events.
-    pub(crate) sent: usize,
+    pub sent: usize,
     /// Number of handlings, including repeated and failed ones.
-    pub(crate) handled: usize,
+    pub handled: usize,
     /// Number of committed events.
-    pub(crate) committed: usize,
+    pub committed: usize,
     /// Sent events that were neither done nor committed.
-    pub(crate) lost: usize,
+    pub lost: usize,
     /// Events whose first handling was before that of an earlier event, or while an earlier one
     /// waited for its retry.
-    pub(crate) reordered: usize,
+    pub reordered: usize,
     /// Commits that were confirmed although a newer lease was active: two holders.
-    pub(crate) stale_commits: usize,
+    pub stale_commits: usize,
     /// Handlings that started under an older fence than an earlier handling.
-    pub(crate) fence_regressions: usize,
+    pub fence_regressions: usize,
     /// Events done again although an earlier holder's commit of them was confirmed.
-    pub(crate) duplicates_unexplained: usize,
+    pub duplicates_unexplained: usize,
     /// Committed events that were never handled.
-    pub(crate) unhandled: usize,
+    pub unhandled: usize,
     /// Handlings that started while one under another fence was still running. This is no fault if
     /// workers are frozen past their lease. Otherwise it is one, which the caller must check.
-    pub(crate) overlaps: usize,
+    pub overlaps: usize,
     /// Events done again because an earlier holder never committed them. Not a fault: at least
     /// once.
-    pub(crate) duplicates_explained: usize,
+    pub duplicates_explained: usize,
     /// Events committed without being done: dead letters. Not a fault.
-    pub(crate) given_up: usize,
+    pub given_up: usize,
     /// Handled events without a record of sending: the sender never got its reply. Not a fault.
-    pub(crate) unannounced: usize,
+    pub unannounced: usize,
     /// The first few faults in words.
-    pub(crate) examples: Vec<String>,
+    pub examples: Vec<String>,
 }
 
 impl Report {
     /// Whether every guarantee held. Overlaps are not included, see [`Self::overlaps`].
     #[must_use]
-    pub(crate) fn is_clean(&self) -> bool {
+    pub fn is_clean(&self) -> bool {
         self.faults().iter().all(|&(_, count)| count == 0)
     }
 

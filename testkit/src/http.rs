@@ -17,7 +17,7 @@ const READY: Duration = Duration::from_secs(2);
 
 /// Waits until the process at `address` has fixed where its pipelines start. Some tests start a
 /// process that cannot become ready. For those, this returns after [`READY`].
-pub(crate) async fn until_ready(address: &str) {
+pub async fn until_ready(address: &str) {
     let client = Client::new(address);
     let ready = async {
         while client.get("/readyz").await.code != 200 {
@@ -28,22 +28,22 @@ pub(crate) async fn until_ready(address: &str) {
 }
 
 /// Requests a path. Returns the code and the body. Code 0 means no answer.
-pub(crate) async fn get(address: &str, path: &str) -> (u16, String) {
+pub async fn get(address: &str, path: &str) -> (u16, String) {
     let answer = Client::new(address).send("GET", path, &[], b"").await;
     (answer.code, String::from_utf8_lossy(&answer.body).into_owned())
 }
 
 /// An answer. Code 0 means that none came.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Response {
-    pub(crate) code: u16,
+pub struct Response {
+    pub code: u16,
     head: String,
-    pub(crate) body: Vec<u8>,
+    pub body: Vec<u8>,
 }
 
 impl Response {
     /// The first answer in `bytes`, and the bytes after it.
-    pub(crate) fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
+    pub fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
         let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
         let code = head.split(' ').nth(1)?.parse().ok()?;
@@ -54,7 +54,7 @@ impl Response {
         Some((answer, rest))
     }
 
-    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+    pub fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().find_map(|line| {
             let (found, value) = line.split_once(':')?;
             found.eq_ignore_ascii_case(name).then(|| value.trim())
@@ -62,18 +62,18 @@ impl Response {
     }
 
     /// The names of its headers, in order.
-    pub(crate) fn header_names(&self) -> Vec<String> {
+    pub fn header_names(&self) -> Vec<String> {
         let names = self.head.lines().skip(1).filter_map(|line| line.split_once(':'));
         names.map(|(name, _)| name.to_ascii_lowercase()).collect()
     }
 
     /// The body, which must be JSON.
-    pub(crate) fn json(&self) -> Value {
+    pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
     /// The last part of the type of a problem.
-    pub(crate) fn problem(&self) -> String {
+    pub fn problem(&self) -> String {
         assert_eq!(self.header("content-type"), Some("application/problem+json"), "{self:?}");
         let problem = self.json();
         assert_eq!(problem["status"], self.code, "{problem}");
@@ -84,48 +84,48 @@ impl Response {
 
 /// Sends each request over a separate connection.
 #[derive(Debug, Clone)]
-pub(crate) struct Client {
-    pub(crate) address: String,
+pub struct Client {
+    pub address: String,
     token: Option<String>,
     source: Option<[u8; 4]>,
 }
 
 impl Client {
-    pub(crate) fn new(address: &str) -> Self {
+    pub fn new(address: &str) -> Self {
         Self { address: address.to_owned(), token: None, source: None }
     }
 
-    pub(crate) fn with_token(&self, token: &str) -> Self {
+    pub fn with_token(&self, token: &str) -> Self {
         Self { token: Some(token.to_owned()), ..self.clone() }
     }
 
     /// The same client, calling from another address of this machine.
-    pub(crate) fn calling_from(&self, source: [u8; 4]) -> Self {
+    pub fn calling_from(&self, source: [u8; 4]) -> Self {
         Self { source: Some(source), ..self.clone() }
     }
 
-    pub(crate) async fn connect(&self) -> io::Result<TcpStream> {
+    pub async fn connect(&self) -> io::Result<TcpStream> {
         let Some(source) = self.source else { return TcpStream::connect(&self.address).await };
         let socket = TcpSocket::new_v4()?;
         socket.bind((source, 0).into())?;
         socket.connect(self.address.parse::<SocketAddr>().map_err(io::Error::other)?).await
     }
 
-    pub(crate) async fn get(&self, path: &str) -> Response {
+    pub async fn get(&self, path: &str) -> Response {
         self.send("GET", path, &[], b"").await
     }
 
-    pub(crate) async fn post(&self, path: &str) -> Response {
+    pub async fn post(&self, path: &str) -> Response {
         self.send("POST", path, &[], b"").await
     }
 
     /// Publishes the events in `body`.
-    pub(crate) async fn publish(&self, kind: &str, body: impl AsRef<[u8]>) -> Response {
+    pub async fn publish(&self, kind: &str, body: impl AsRef<[u8]>) -> Response {
         self.send("POST", "/v1/events", &[("content-type", kind)], body.as_ref()).await
     }
 
     /// The head of a request. `host` is added unless it is among the headers.
-    pub(crate) fn head(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> String {
+    pub fn head(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> String {
         let mut head = format!("{method} {path} HTTP/1.1\r\n");
         let token = self.token.as_ref().map(|token| format!("Bearer {token}"));
         let own = [("host", Some(&self.address)), ("authorization", token.as_ref())];
@@ -137,7 +137,7 @@ impl Client {
         head + "\r\n"
     }
 
-    pub(crate) async fn send(
+    pub async fn send(
         &self,
         method: &str,
         path: &str,
@@ -156,7 +156,7 @@ impl Client {
     }
 
     /// Sends bytes, and returns everything that arrives until the server closes the connection.
-    pub(crate) async fn raw(&self, bytes: &[u8]) -> Vec<u8> {
+    pub async fn raw(&self, bytes: &[u8]) -> Vec<u8> {
         let mut answer = Vec::new();
         let exchange = async {
             let Ok(mut stream) = self.connect().await else { return };
@@ -180,25 +180,25 @@ impl std::fmt::Debug for Shown<'_> {
 
 /// One operation of the OpenAPI document.
 #[derive(Debug, Clone)]
-pub(crate) struct Operation {
-    pub(crate) method: String,
+pub struct Operation {
+    pub method: String,
     /// The path with parameters in braces.
-    pub(crate) template: String,
+    pub template: String,
     /// The documented codes.
-    pub(crate) codes: BTreeSet<u16>,
+    pub codes: BTreeSet<u16>,
     /// The scopes that it requires. `None` means that it is open.
-    pub(crate) scopes: Option<Vec<String>>,
+    pub scopes: Option<Vec<String>>,
     /// The content types of its body.
-    pub(crate) takes: Vec<String>,
+    pub takes: Vec<String>,
     /// Whether the body is required.
-    pub(crate) needs_body: bool,
+    pub needs_body: bool,
     /// The required query parameters.
     query: Vec<String>,
 }
 
 impl Operation {
     /// Every operation that the server of `client` describes.
-    pub(crate) async fn all(client: &Client) -> Vec<Self> {
+    pub async fn all(client: &Client) -> Vec<Self> {
         let document = client.get("/openapi.json").await.json();
         let mut all = Vec::new();
         for (template, item) in document["paths"].as_object().unwrap() {
@@ -235,7 +235,7 @@ impl Operation {
     }
 
     /// The path for these values of its parameters. Other parameters get valid default values.
-    pub(crate) fn path(&self, values: &[(&str, &str)]) -> String {
+    pub fn path(&self, values: &[(&str, &str)]) -> String {
         let defaults = [
             ("pipeline", "test"),
             ("bot", "bot-1"),
@@ -263,13 +263,13 @@ impl Operation {
         path
     }
 
-    pub(crate) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         format!("{} {}", self.method, self.template)
     }
 }
 
 /// The value of the series that has this name and all of these labels, and possibly others.
-pub(crate) fn metric(text: &str, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+pub fn metric(text: &str, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
     text.lines().find_map(|line| {
         let (series, value) = line.rsplit_once(' ')?;
         let (found, rest) = series.split_once('{').unwrap_or((series, ""));

@@ -15,7 +15,7 @@ const ANSWER: Duration = Duration::from_secs(30);
 ///
 /// # Panics
 /// If it does not hold within the timeout, or if it gives no answer half a minute after it.
-pub(crate) async fn eventually(
+pub async fn eventually(
     timeout: Duration,
     description: &str,
     mut condition: impl AsyncFnMut() -> bool,
@@ -36,7 +36,7 @@ pub(crate) async fn eventually(
 
 /// Measures the longest pause of the machine, for tests of times that such a pause would exceed.
 #[derive(Debug)]
-pub(crate) struct Stalls {
+pub struct Stalls {
     longest_ms: Arc<AtomicU64>,
     /// The measurement ends when this is gone.
     _running: Arc<()>,
@@ -44,7 +44,7 @@ pub(crate) struct Stalls {
 
 impl Stalls {
     /// Starts to measure, until it is dropped.
-    pub(crate) fn watch() -> Self {
+    pub fn watch() -> Self {
         let (longest_ms, running) = (Arc::new(AtomicU64::new(0)), Arc::new(()));
         let (longest, watched) = (Arc::clone(&longest_ms), Arc::downgrade(&running));
         std::thread::spawn(move || {
@@ -61,13 +61,13 @@ impl Stalls {
     }
 
     /// The longest pause so far.
-    pub(crate) fn longest(&self) -> Duration {
+    pub fn longest(&self) -> Duration {
         Duration::from_millis(self.longest_ms.load(Ordering::Relaxed))
     }
 }
 
 /// [`eventually`] for code without a runtime. Returns whether the condition held in time.
-pub(crate) fn holds_within(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
+pub fn holds_within(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let started = Instant::now();
     while !condition() {
         if started.elapsed() >= timeout {

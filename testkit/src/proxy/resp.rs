@@ -4,7 +4,7 @@ use super::Protocol;
 
 /// The protocol of Redis: replies come in the order of the commands.
 #[derive(Debug)]
-pub(crate) struct Resp;
+pub struct Resp;
 
 impl Protocol for Resp {
     fn frame(bytes: &[u8]) -> Option<usize> {

@@ -16,7 +16,7 @@ const UNDER_WAY: usize = 10_000;
 
 /// Runs until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Distance {
+pub struct Distance {
     address: SocketAddr,
     delay: watch::Sender<Duration>,
     _accepting: JoinSet<()>,
@@ -24,7 +24,7 @@ pub(crate) struct Distance {
 
 impl Distance {
     /// Starts without a delay.
-    pub(crate) async fn start(upstream: SocketAddr) -> Self {
+    pub async fn start(upstream: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (delay, known) = watch::channel(Duration::ZERO);
@@ -40,12 +40,12 @@ impl Distance {
         Self { address, delay, _accepting: accepting }
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis://{}", self.address)
     }
 
     /// Each direction takes this long from now on.
-    pub(crate) fn set(&self, delay: Duration) {
+    pub fn set(&self, delay: Duration) {
         self.delay.send_replace(delay);
     }
 }

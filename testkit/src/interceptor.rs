@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 /// The effect on a caught command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Interception {
+pub enum Interception {
     /// The command reaches the server only after its release, also if its client has ended by then.
     HoldCommand,
     /// The server has executed the command. Its reply reaches the client only after its release.
@@ -33,25 +33,25 @@ enum Stage {
 /// An interceptor as the test sees it. When it is dropped, it is removed, and the connection of a
 /// held command is cut.
 #[derive(Debug)]
-pub(crate) struct Interceptor(Arc<watch::Sender<Stage>>);
+pub struct Interceptor(Arc<watch::Sender<Stage>>);
 
 impl Interceptor {
     /// Waits for a command. Returns whether it was caught within the time.
-    pub(crate) async fn catches(&self, within: Duration) -> bool {
+    pub async fn catches(&self, within: Duration) -> bool {
         self.reaches(Stage::Caught, within).await
     }
 
-    pub(crate) fn has_caught(&self) -> bool {
+    pub fn has_caught(&self) -> bool {
         *self.0.borrow() >= Stage::Caught
     }
 
     /// Releases the command, which may also be caught later.
-    pub(crate) fn release(&self) {
+    pub fn release(&self) {
         self.advance(Stage::Released);
     }
 
     /// Releases a held command and waits for the server's answer. Returns whether it came in time.
-    pub(crate) async fn completes(&self, within: Duration) -> bool {
+    pub async fn completes(&self, within: Duration) -> bool {
         self.release();
         self.reaches(Stage::Answered, within).await && *self.0.borrow() == Stage::Answered
     }
@@ -81,14 +81,14 @@ impl Drop for Interceptor {
 
 /// A caught command as the proxy sees it.
 #[derive(Debug, Clone)]
-pub(crate) struct Intercepted {
-    pub(crate) interception: Interception,
+pub struct Intercepted {
+    pub interception: Interception,
     stage: Arc<watch::Sender<Stage>>,
 }
 
 impl Intercepted {
     /// Tells the test that the command was caught.
-    pub(crate) fn report(&self) {
+    pub fn report(&self) {
         self.stage.send_if_modified(|stage| {
             let was_set = *stage == Stage::Set;
             if was_set {
@@ -99,7 +99,7 @@ impl Intercepted {
     }
 
     /// Tells the test, and waits for the release. Returns whether the connection continues.
-    pub(crate) async fn held(&self) -> bool {
+    pub async fn held(&self) -> bool {
         self.report();
         // The sender lives in `self`.
         let mut stages = self.stage.subscribe();
@@ -108,7 +108,7 @@ impl Intercepted {
     }
 
     /// Records that the server answered the held command.
-    pub(crate) fn answered(&self) {
+    pub fn answered(&self) {
         self.stage.send_if_modified(|stage| {
             let was_released = *stage == Stage::Released;
             if was_released {
@@ -119,18 +119,18 @@ impl Intercepted {
     }
 
     /// Waits for the answer of the server.
-    pub(crate) async fn is_answered(&self) {
+    pub async fn is_answered(&self) {
         let mut stages = self.stage.subscribe();
         let _ = stages.wait_for(|stage| *stage >= Stage::Answered).await;
     }
 }
 
 /// Whether a command matches.
-pub(crate) type Matcher = Box<dyn Fn(&[u8]) -> bool + Send>;
+pub type Matcher = Box<dyn Fn(&[u8]) -> bool + Send>;
 
 /// The interceptors of a proxy.
 #[derive(Default)]
-pub(crate) struct Interceptors(Mutex<Vec<Waiting>>);
+pub struct Interceptors(Mutex<Vec<Waiting>>);
 
 struct Waiting {
     matches: Matcher,
@@ -147,12 +147,7 @@ impl std::fmt::Debug for Interceptors {
 
 impl Interceptors {
     /// Adds an interceptor for the `nth` (from 1) matching command from now on.
-    pub(crate) fn set(
-        &self,
-        matches: Matcher,
-        nth: u32,
-        interception: Interception,
-    ) -> Interceptor {
+    pub fn set(&self, matches: Matcher, nth: u32, interception: Interception) -> Interceptor {
         let stage = Arc::new(watch::Sender::new(Stage::Set));
         let caught = Intercepted { interception, stage: Arc::clone(&stage) };
         self.0.lock().unwrap().push(Waiting { matches, after: nth - 1, caught });
@@ -160,7 +155,7 @@ impl Interceptors {
     }
 
     /// The first interceptor that matches this command. The others do not count the command.
-    pub(crate) fn catch(&self, command: &[u8]) -> Option<Intercepted> {
+    pub fn catch(&self, command: &[u8]) -> Option<Intercepted> {
         let mut waiting = self.0.lock().unwrap();
         waiting.retain(|interceptor| *interceptor.caught.stage.borrow() != Stage::Cut);
         let mut caught = None;

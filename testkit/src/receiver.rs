@@ -4,42 +4,41 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use fairlane::clock::{Clock as _, SystemClock};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 /// One request.
 #[derive(Debug, Clone)]
-pub(crate) struct Call {
+pub struct Call {
     /// The number of earlier requests.
-    pub(crate) number: usize,
-    pub(crate) line: String,
+    pub number: usize,
+    pub line: String,
     /// By lower-case name.
-    pub(crate) headers: BTreeMap<String, String>,
-    pub(crate) body: Vec<u8>,
+    pub headers: BTreeMap<String, String>,
+    pub body: Vec<u8>,
     /// The time since 1970.
-    pub(crate) at: Duration,
+    pub at: Duration,
 }
 
 impl Call {
-    pub(crate) fn json(&self) -> serde_json::Value {
+    pub fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).unwrap()
     }
 
     /// How long after another request this one came.
-    pub(crate) fn after(&self, other: &Self) -> Duration {
+    pub fn after(&self, other: &Self) -> Duration {
         self.at.saturating_sub(other.at)
     }
 
-    pub(crate) fn text(&self, field: &str) -> String {
+    pub fn text(&self, field: &str) -> String {
         self.json()[field].as_str().unwrap().to_owned()
     }
 
     /// The ids of its events.
-    pub(crate) fn ids(&self) -> Vec<String> {
+    pub fn ids(&self) -> Vec<String> {
         let body = self.json();
         let events = body["events"].as_array().unwrap();
         events.iter().map(|event| event["id"].as_str().unwrap().to_owned()).collect()
@@ -48,7 +47,7 @@ impl Call {
 
 /// The answer to a request.
 #[derive(Debug, Clone)]
-pub(crate) enum Reply {
+pub enum Reply {
     Answer {
         status: u16,
         headers: Vec<(String, String)>,
@@ -61,11 +60,11 @@ pub(crate) enum Reply {
 }
 
 impl Reply {
-    pub(crate) fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
+    pub fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
         Self::Answer { status, headers: Vec::new(), body: body.into() }
     }
 
-    pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
+    pub fn with(mut self, name: &str, value: &str) -> Self {
         if let Self::Answer { headers, .. } = &mut self {
             headers.push((name.to_owned(), value.to_owned()));
         }
@@ -83,14 +82,14 @@ struct ReceiverState {
 
 /// Runs until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Receiver {
-    pub(crate) address: SocketAddr,
+pub struct Receiver {
+    pub address: SocketAddr,
     state: Arc<ReceiverState>,
     _running: JoinSet<()>,
 }
 
 impl Receiver {
-    pub(crate) async fn start<F, R>(answer: F) -> Self
+    pub async fn start<F, R>(answer: F) -> Self
     where
         F: Fn(Call) -> R + Send + Sync + 'static,
         R: Future<Output = Reply> + Send,
@@ -99,7 +98,7 @@ impl Receiver {
     }
 
     /// Starts at an address that the test chooses.
-    pub(crate) async fn start_at<F, R>(address: SocketAddr, answer: F) -> Self
+    pub async fn start_at<F, R>(address: SocketAddr, answer: F) -> Self
     where
         F: Fn(Call) -> R + Send + Sync + 'static,
         R: Future<Output = Reply> + Send,
@@ -126,35 +125,35 @@ impl Receiver {
     }
 
     /// Answers every request with 200 and an empty body.
-    pub(crate) async fn content() -> Self {
+    pub async fn content() -> Self {
         Self::start(|_| async { Reply::new(200, "") }).await
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("http://{}/hook", self.address)
     }
 
-    pub(crate) fn calls(&self) -> Vec<Call> {
+    pub fn calls(&self) -> Vec<Call> {
         self.state.calls.lock().unwrap().clone()
     }
 
     /// The number of calls so far.
-    pub(crate) fn called(&self) -> usize {
+    pub fn called(&self) -> usize {
         self.state.calls.lock().unwrap().len()
     }
 
     /// The number of connections so far.
-    pub(crate) fn connections(&self) -> usize {
+    pub fn connections(&self) -> usize {
         self.state.connections.load(Ordering::SeqCst)
     }
 
     /// The maximum number of calls that were answered concurrently.
-    pub(crate) fn max_concurrent(&self) -> usize {
+    pub fn max_concurrent(&self) -> usize {
         self.state.most.load(Ordering::SeqCst)
     }
 
     /// The number of calls that are being answered.
-    pub(crate) fn now(&self) -> usize {
+    pub fn now(&self) -> usize {
         self.state.now.load(Ordering::SeqCst)
     }
 }
@@ -169,7 +168,7 @@ where
     while let Some((line, headers, body)) = read(&mut stream).await? {
         let call = {
             let mut calls = state.calls.lock().unwrap();
-            let call = Call { number: calls.len(), line, headers, body, at: SystemClock.now() };
+            let call = Call { number: calls.len(), line, headers, body, at: since_1970() };
             calls.push(call.clone());
             call
         };
@@ -197,6 +196,10 @@ where
         }
     }
     Ok(())
+}
+
+fn since_1970() -> Duration {
+    SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default()
 }
 
 struct Answering<'a>(&'a ReceiverState);

@@ -18,16 +18,16 @@ use super::process::signal;
 
 /// The options of a [`RedisServer`].
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Options {
-    pub(crate) persistence: Persistence,
+pub struct Options {
+    pub persistence: Persistence,
     /// In bytes. Zero means no bound. Redis never evicts keys.
-    pub(crate) max_memory: u64,
+    pub max_memory: u64,
     /// Also listens on a free port of the loopback, for a proxy in between.
-    pub(crate) tcp: bool,
+    pub tcp: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Persistence {
+pub enum Persistence {
     #[default]
     None,
     EverySecond,
@@ -35,7 +35,7 @@ pub(crate) enum Persistence {
 }
 
 /// A server or a cluster for an instance.
-pub(crate) trait RedisBackend {
+pub trait RedisBackend {
     /// The value of `redis.url`.
     fn url(&self) -> String;
 }
@@ -48,7 +48,7 @@ impl RedisBackend for RedisServer {
 
 /// Runs until it is dropped, and then leaves neither process nor file behind.
 #[derive(Debug)]
-pub(crate) struct RedisServer {
+pub struct RedisServer {
     directory: TempDir,
     options: Options,
     /// Additional arguments, after all others.
@@ -62,13 +62,13 @@ pub(crate) struct RedisServer {
 
 impl RedisServer {
     /// Starts a server and returns once it answers.
-    pub(crate) fn start(options: Options) -> Self {
+    pub fn start(options: Options) -> Self {
         Self::start_with(options, &[])
     }
 
     /// The same with additional arguments for `redis-server`. `{port}` and `{tls}` in them stand
     /// for free ports.
-    pub(crate) fn start_with(options: Options, arguments: &[String]) -> Self {
+    pub fn start_with(options: Options, arguments: &[String]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let port = if options.tcp { free_port() } else { 0 };
         let arguments = arguments.to_vec();
@@ -93,23 +93,23 @@ impl RedisServer {
     }
 
     /// The URL of the unix socket.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis+unix://{}", self.socket().display())
     }
 
     /// The TCP address, if [`Options::tcp`] is set. It stays the same after a restart.
-    pub(crate) fn tcp_addr(&self) -> SocketAddr {
+    pub fn tcp_addr(&self) -> SocketAddr {
         assert!(self.options.tcp, "started without TCP");
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
     /// A connection with long timeouts, because the test may keep the machine busy.
-    pub(crate) async fn connection(&self) -> MultiplexedConnection {
+    pub async fn connection(&self) -> MultiplexedConnection {
         connect(&redis::Client::open(self.url()).unwrap()).await
     }
 
     /// How often it ran a command.
-    pub(crate) async fn calls(&self, command: &str) -> u64 {
+    pub async fn calls(&self, command: &str) -> u64 {
         let mut connection = self.connection().await;
         let mut info = redis::cmd("INFO");
         let text: String = info.arg("commandstats").query_async(&mut connection).await.unwrap();
@@ -118,33 +118,43 @@ impl RedisServer {
         line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
     }
 
+    /// The id of the running process.
+    pub fn id(&self) -> u32 {
+        self.child.as_ref().expect("the server runs").id()
+    }
+
+    /// Replaces the additional arguments of later starts.
+    pub fn set_arguments(&mut self, arguments: &[String]) {
+        self.arguments = arguments.to_vec();
+    }
+
     /// Kills the process, so that it cannot clean up.
-    pub(crate) fn kill9(&mut self) {
+    pub fn kill9(&mut self) {
         let mut child = self.child.take().expect("the server runs");
         child.kill().unwrap();
         child.wait().unwrap();
     }
 
     /// The port of `{tls}` in the additional arguments.
-    pub(crate) fn tls_port(&self) -> u16 {
+    pub fn tls_port(&self) -> u16 {
         self.tls_port
     }
 
     /// The port of `{port}` in the additional arguments. It stays the same after a restart.
-    pub(crate) fn other_port(&self) -> u16 {
+    pub fn other_port(&self) -> u16 {
         self.other_port
     }
 
-    pub(crate) fn sigstop(&self) {
+    pub fn sigstop(&self) {
         signal(self.child.as_ref().expect("the server runs").id(), "STOP");
     }
 
-    pub(crate) fn sigcont(&self) {
+    pub fn sigcont(&self) {
         signal(self.child.as_ref().expect("the server runs").id(), "CONT");
     }
 
     /// Restarts on the same directory, and kills the server first if it still runs.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         if self.child.is_some() {
             self.kill9();
         }
@@ -155,13 +165,13 @@ impl RedisServer {
     }
 
     /// The length of the append-only file.
-    pub(crate) fn aof_bytes(&self) -> u64 {
+    pub fn aof_bytes(&self) -> u64 {
         fs::metadata(self.aof()).unwrap().len()
     }
 
     /// Cuts bytes off the end of the append-only file while the server is down. A machine that
     /// loses power before they reach the disk does the same. It cuts at most the whole file.
-    pub(crate) fn truncate_aof(&self, bytes: u64) {
+    pub fn truncate_aof(&self, bytes: u64) {
         assert!(self.child.is_none(), "kill the server first");
         let file = OpenOptions::new().write(true).open(self.aof()).unwrap();
         let length = file.metadata().unwrap().len();
@@ -170,7 +180,7 @@ impl RedisServer {
 
     /// Cuts the append-only file within its last transaction while the server is down. The commands
     /// up to the first one of this name stay, and the start of the next one.
-    pub(crate) fn cut_transaction_after(&self, command: &str) {
+    pub fn cut_transaction_after(&self, command: &str) {
         let bytes = fs::read(self.aof()).unwrap();
         let find = |from: usize, part: &[u8]| {
             let found = bytes[from..].windows(part.len()).position(|window| window == part);
@@ -203,7 +213,9 @@ impl RedisServer {
             Persistence::EverySecond => ("yes", "everysec"),
             Persistence::Always => ("yes", "always"),
         };
-        let mut child = Command::new("redis-server")
+        // A write beyond a limit of its files must fail, and not end the server.
+        let mut child = Command::new("sh")
+            .args(["-c", "trap '' XFSZ; exec redis-server \"$@\"", "redis-server"])
             .current_dir(self.directory.path())
             .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
             .args(["--unixsocket", &self.socket().to_string_lossy()])
@@ -244,7 +256,7 @@ impl Drop for RedisServer {
 }
 
 /// A free port that this process has not returned before.
-pub(crate) fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     static TOLD: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     loop {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -256,7 +268,7 @@ pub(crate) fn free_port() -> u16 {
 }
 
 /// Connects with long timeouts: those of the client are 1 s to connect and 500 ms for an answer.
-pub(crate) async fn connect(client: &redis::Client) -> MultiplexedConnection {
+pub async fn connect(client: &redis::Client) -> MultiplexedConnection {
     let long = Some(Duration::from_secs(60));
     let config =
         AsyncConnectionConfig::new().set_connection_timeout(long).set_response_timeout(long);
@@ -270,7 +282,7 @@ mod tests {
     use redis::AsyncCommands;
 
     use super::*;
-    use crate::support::wait::eventually;
+    use crate::wait::eventually;
 
     /// A kill loses no written data, even if the file is synced only every second.
     #[tokio::test]

@@ -21,11 +21,11 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
-pub(crate) use self::check::{Checker, Report};
+pub use self::check::{Checker, Report};
 
 /// The result of one handling of one event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub enum Outcome {
     /// The effect happened.
     Done,
     /// The handler failed. The event is due again, or becomes a dead letter.
@@ -34,7 +34,7 @@ pub(crate) enum Outcome {
 
 /// A record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Record<'a> {
+pub enum Record<'a> {
     /// The bus acknowledged an event.
     Sent {
         /// The bot.
@@ -111,7 +111,7 @@ impl fmt::Display for Record<'_> {
 impl<'a> Record<'a> {
     /// Parses one line without its end. `None` if it is not a record.
     #[must_use]
-    pub(crate) fn parse(line: &'a str) -> Option<Self> {
+    pub fn parse(line: &'a str) -> Option<Self> {
         let (kind, rest) = line.split_once('\t')?;
         let mut rest = Fields(rest);
         match kind {
@@ -163,7 +163,7 @@ impl<'a> Fields<'a> {
 
 /// Why a log cannot be checked.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum HistoryError {
+pub enum HistoryError {
     /// The log cannot be read.
     #[error("the history cannot be read")]
     Read(#[source] io::Error),
@@ -180,7 +180,7 @@ pub(crate) enum HistoryError {
 /// The log of one process. Nothing is buffered in memory: after [`HistoryLog::write`] returns, the
 /// record is in the file even if the process is killed immediately.
 #[derive(Debug)]
-pub(crate) struct HistoryLog {
+pub struct HistoryLog {
     file: Mutex<File>,
 }
 
@@ -190,7 +190,7 @@ impl HistoryLog {
     ///
     /// # Errors
     /// If the file cannot be opened.
-    pub(crate) fn append(path: &Path) -> io::Result<Self> {
+    pub fn append(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
         Ok(Self { file: Mutex::new(file) })
     }
@@ -199,10 +199,7 @@ impl HistoryLog {
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub(crate) fn write<'a>(
-        &self,
-        records: impl IntoIterator<Item = Record<'a>>,
-    ) -> io::Result<()> {
+    pub fn write<'a>(&self, records: impl IntoIterator<Item = Record<'a>>) -> io::Result<()> {
         use fmt::Write as _;
         let mut lines = String::new();
         for record in records {

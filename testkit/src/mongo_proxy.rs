@@ -10,10 +10,10 @@ use super::proxy::{Protocol, Proxy};
 
 /// The protocol of MongoDB: each reply names its command.
 #[derive(Debug)]
-pub(crate) struct OpMsg;
+pub struct OpMsg;
 
 /// Runs until it is dropped.
-pub(crate) type MongoProxy = Proxy<OpMsg>;
+pub type MongoProxy = Proxy<OpMsg>;
 
 const HEADER: usize = 16;
 const OP_MSG: u32 = 2013;
@@ -35,19 +35,19 @@ impl Protocol for OpMsg {
 }
 
 impl MongoProxy {
-    pub(crate) async fn start_before(upstream: SocketAddr) -> Self {
+    pub async fn start_before(upstream: SocketAddr) -> Self {
         Self::before(upstream).await
     }
 
     /// The server names itself to its clients, and they would connect to it without the proxy. A
     /// direct connection prevents that.
-    pub(crate) fn mongo_url(&self) -> String {
+    pub fn mongo_url(&self) -> String {
         format!("mongodb://{}/?directConnection=true", self.address)
     }
 }
 
 /// A command in its wire format.
-pub(crate) fn message(number: u32, command: &Document) -> Vec<u8> {
+pub fn message(number: u32, command: &Document) -> Vec<u8> {
     let body = command.to_vec().unwrap();
     let length = u32::try_from(HEADER + 5 + body.len()).unwrap();
     let header = [length, number, 0, OP_MSG, 0].map(u32::to_le_bytes);
@@ -55,25 +55,25 @@ pub(crate) fn message(number: u32, command: &Document) -> Vec<u8> {
 }
 
 /// Matches a command on a collection.
-pub(crate) fn on(command: &'static str, collection: &'static str) -> Matcher {
+pub fn on(command: &'static str, collection: &'static str) -> Matcher {
     Box::new(move |message| name(message).is_some_and(|found| found == (command, collection)))
 }
 
 /// Matches a write of new or existing documents of a collection.
-pub(crate) fn writes_to(collection: &'static str) -> Matcher {
+pub fn writes_to(collection: &'static str) -> Matcher {
     let (new, existing) = (on("insert", collection), on("update", collection));
     Box::new(move |message| new(message) || existing(message))
 }
 
 /// Matches a command on any collection whose name starts with `beginning`.
-pub(crate) fn on_any(command: &'static str, beginning: &'static str) -> Matcher {
+pub fn on_any(command: &'static str, beginning: &'static str) -> Matcher {
     Box::new(move |message| {
         name(message).is_some_and(|found| found.0 == command && found.1.starts_with(beginning))
     })
 }
 
 /// Matches a search in a collection with a time limit of at most `most`.
-pub(crate) fn finds_within(collection: &'static str, most: Duration) -> Matcher {
+pub fn finds_within(collection: &'static str, most: Duration) -> Matcher {
     let is_find = on("find", collection);
     Box::new(move |message| {
         let limit = is_find(message).then(|| body(message)?.get_i32("maxTimeMS").ok()).flatten();
@@ -111,10 +111,10 @@ mod tests {
     use mongodb::bson::{Document, doc};
 
     use super::*;
-    use crate::support::interceptor::Interception;
-    use crate::support::mongo::{MongoServer, Options};
-    use crate::support::proxy::ProxyMode;
-    use crate::support::wait::eventually;
+    use crate::interceptor::Interception;
+    use crate::mongo::{MongoServer, Options};
+    use crate::proxy::ProxyMode;
+    use crate::wait::eventually;
 
     const LONG: Duration = Duration::from_secs(20);
 

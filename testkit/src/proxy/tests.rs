@@ -4,8 +4,8 @@ use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
 
 use super::*;
-use crate::support::redis::{Options, RedisServer};
-use crate::support::wait::eventually;
+use crate::redis::{Options, RedisServer};
+use crate::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(10);
 

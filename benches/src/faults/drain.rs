@@ -1,0 +1,130 @@
+//! Waits until everything that was acknowledged has had its effect.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use tokio::time::{Instant, sleep};
+
+use super::load::{Load, PIPELINES};
+use super::{Report, verdict};
+use crate::error::BenchError;
+
+/// How long it may take after the last fault.
+const DRAINS: Duration = Duration::from_secs(120);
+/// Shards, as in the configuration of the processes.
+const SHARDS: u16 = 8;
+const STREAM: &str = "fairlane:events";
+const BUILT_IN: [&str; 3] = ["automations", "counters", "notifications"];
+/// What must be so for this long, because a rule may emit a further event.
+const QUIET: Duration = Duration::from_millis(2_500);
+
+/// Returns what is left if it takes too long.
+pub(super) async fn drain(
+    load: &Load,
+    report: &mut Report,
+    watch: &impl Fn(&'static str, u64),
+) -> Result<Result<(), String>, BenchError> {
+    let until = Instant::now() + DRAINS;
+    let mut quiet_since: Option<Instant> = None;
+    loop {
+        report.dead_letters_redriven += load.redrive().await;
+        let left = left(load).await?;
+        watch("events left", left.iter().map(|(_, count)| count).sum());
+        if left.is_empty() {
+            let since = *quiet_since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= QUIET {
+                return Ok(Ok(()));
+            }
+        } else {
+            quiet_since = None;
+        }
+        if Instant::now() >= until {
+            return Ok(Err(format!("{left:?}")));
+        }
+        sleep(Duration::from_millis(250)).await;
+    }
+}
+
+/// What is queued, leased, not copied, or not counted yet.
+async fn left(load: &Load) -> Result<Vec<(String, u64)>, BenchError> {
+    let mut connection = load.world.redis.lock().await.primary.connection().await;
+    let mut left = Vec::new();
+    let last: redis::Value =
+        redis::cmd("XINFO").arg("STREAM").arg(STREAM).query_async(&mut connection).await?;
+    let last = last_id(last);
+    for pipeline in PIPELINES.iter().map(|(name, ..)| *name).chain(BUILT_IN) {
+        for (what, count) in of_pipeline(pipeline, &last, &mut connection).await? {
+            if count > 0 {
+                left.push((format!("{pipeline}: {what}"), count));
+            }
+        }
+    }
+    let (expected, due) = {
+        let acknowledged = load.acknowledged();
+        (verdict::totals(&acknowledged), acknowledged.notifications.clone())
+    };
+    if left.is_empty() {
+        for (bot, expected) in expected {
+            let ads: Vec<&str> = expected.keys().map(String::as_str).collect();
+            let found = load.totals(&bot, &ads).await;
+            let missing: u64 = expected
+                .iter()
+                .map(|(ad, views)| views.saturating_sub(found.get(ad).copied().unwrap_or(0)))
+                .sum();
+            if missing > 0 {
+                left.push((format!("views of {bot}"), missing));
+            }
+        }
+    }
+    let called = load.hooks.notified.lock().expect("no task panicked");
+    let missing = due.iter().filter(|due| !called.contains_key(&due.id)).count();
+    if missing > 0 {
+        left.push(("notifications".to_owned(), u64::try_from(missing).unwrap_or(u64::MAX)));
+    }
+    Ok(left)
+}
+
+async fn of_pipeline(
+    pipeline: &str,
+    last: &str,
+    connection: &mut MultiplexedConnection,
+) -> Result<[(&'static str, u64); 3], BenchError> {
+    let mut pipe = redis::pipe();
+    for shard in 0..SHARDS {
+        let key = |name: &str| format!("fl:{{{pipeline}:{shard}}}:{name}");
+        pipe.hget(key("meta"), "depth");
+        pipe.hlen(key("own"));
+        pipe.hget(key("hwm"), STREAM);
+    }
+    let answers: Vec<(Option<u64>, u64, Option<String>)> = {
+        let values: Vec<redis::Value> = pipe.query_async(connection).await?;
+        let mut answers = Vec::new();
+        for of_shard in values.chunks(3) {
+            let value = redis::Value::Array(of_shard.to_vec());
+            answers.push(redis::from_redis_value(value).map_err(redis::RedisError::from)?);
+        }
+        answers
+    };
+    let (mut depth, mut leased, mut behind) = (0, 0, 0);
+    for (queued, owners, copied) in answers {
+        depth += queued.unwrap_or_default();
+        leased += owners;
+        // Notifications are not copied from the bus.
+        behind += u64::from(copied.is_some_and(|copied| copied != last));
+    }
+    Ok([("queued", depth), ("leased", leased), ("shards behind the bus", behind)])
+}
+
+fn last_id(info: redis::Value) -> String {
+    let redis::Value::Array(fields) = info else { return String::new() };
+    let at = fields.iter().position(|field| text(field) == "last-generated-id");
+    at.and_then(|at| fields.get(at + 1)).map(text).unwrap_or_default()
+}
+
+fn text(value: &redis::Value) -> String {
+    match value {
+        redis::Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        redis::Value::SimpleString(text) => text.clone(),
+        _ => String::new(),
+    }
+}

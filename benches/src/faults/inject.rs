@@ -1,0 +1,282 @@
+//! Carries out the faults of a plan.
+
+use std::time::Duration;
+
+use fairlane_testkit::process::signal;
+use fairlane_testkit::proxy::ProxyMode;
+use fairlane_testkit::redis::RedisServer;
+use redis::aio::MultiplexedConnection;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::plan::{Fault, Planned};
+use super::worker::now_us;
+use super::world::{RedisPair, World, arguments, redis};
+use crate::error::BenchError;
+
+/// How long a stopped process may take to end.
+const STOPS: Duration = Duration::from_secs(10);
+/// How long a replica may take to have everything.
+const FOLLOWS: Duration = Duration::from_secs(20);
+/// Bandwidth of a throttled network, bytes per second.
+const LITTLE: u32 = 40_000;
+
+/// A fault that was carried out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Injected {
+    pub(crate) planned: Planned,
+    /// When it started, see [`now_us`].
+    pub(crate) started: u64,
+}
+
+impl World {
+    /// Carries out a fault and ends it. Waits before that while its target has another one.
+    pub(crate) async fn inject(&self, planned: Planned) -> Result<Injected, BenchError> {
+        let node = &self.nodes[planned.process];
+        let started = match planned.fault {
+            Fault::ProcessKilled
+            | Fault::ProcessFrozen
+            | Fault::ProcessStopped
+            | Fault::ClockStepped => self.inject_process(planned).await?,
+            Fault::NetworkCut
+            | Fault::NetworkSlow
+            | Fault::NetworkHeld
+            | Fault::NetworkThrottled
+            | Fault::NetworkRefused
+            | Fault::RepliesLost
+            | Fault::ReplySwallowed => {
+                let _line = node.redis_line.lock().await;
+                self.inject_network(planned).await
+            }
+            Fault::MongoThrottled | Fault::MongoRepliesLost => {
+                let _line = node.mongo_line.lock().await;
+                let started = now_us();
+                if planned.fault == Fault::MongoThrottled {
+                    node.mongo.set(ProxyMode::Rate(LITTLE));
+                    sleep(planned.lasts()).await;
+                    node.mongo.set(ProxyMode::Pass);
+                } else {
+                    node.mongo.lose_replies();
+                    sleep(planned.lasts()).await;
+                    node.mongo.cut();
+                }
+                started
+            }
+            Fault::MongoKilled | Fault::MongoFrozen => self.inject_mongo(planned).await?,
+            _ => self.inject_redis(planned).await?,
+        };
+        Ok(Injected { planned, started })
+    }
+
+    async fn inject_process(&self, planned: Planned) -> Result<u64, BenchError> {
+        let mut process = self.nodes[planned.process].process.lock().await;
+        let started = now_us();
+        match planned.fault {
+            Fault::ProcessFrozen => {
+                let id = process.id();
+                tokio::task::spawn_blocking(move || signal(id, "STOP")).await.map_err(other)?;
+                sleep(planned.lasts()).await;
+                signal(id, "CONT");
+            }
+            Fault::ClockStepped => {
+                if let Some(clock) = &process.clock {
+                    let seconds = 1 + i64::try_from(planned.dice % 600).unwrap_or_default();
+                    clock.set(if planned.dice & 1024 == 0 { seconds } else { -seconds })?;
+                    sleep(planned.lasts()).await;
+                    clock.set(0)?;
+                }
+            }
+            fault => {
+                if fault == Fault::ProcessKilled {
+                    process.kill();
+                } else if !process.stop(STOPS).await {
+                    let why = format!("a process did not end within {STOPS:?} of SIGTERM");
+                    return Err(BenchError::Campaign(why));
+                }
+                sleep(planned.lasts()).await;
+                self.restart(planned.process, &mut process)?;
+            }
+        }
+        Ok(started)
+    }
+
+    async fn inject_network(&self, planned: Planned) -> u64 {
+        let proxy = &self.nodes[planned.process].redis;
+        let started = now_us();
+        let mode = match planned.fault {
+            Fault::NetworkSlow => {
+                Some(ProxyMode::Delay(Duration::from_millis(5 + planned.dice % 95)))
+            }
+            Fault::NetworkHeld => Some(ProxyMode::Hold),
+            Fault::NetworkThrottled => Some(ProxyMode::Rate(LITTLE)),
+            Fault::NetworkRefused => Some(ProxyMode::Refuse),
+            _ => None,
+        };
+        if let Some(mode) = mode {
+            proxy.set(mode);
+            if planned.fault == Fault::NetworkRefused {
+                proxy.cut();
+            }
+            sleep(planned.lasts()).await;
+            proxy.set(ProxyMode::Pass);
+            return started;
+        }
+        match planned.fault {
+            Fault::RepliesLost => {
+                proxy.lose_replies();
+                sleep(planned.lasts()).await;
+            }
+            Fault::ReplySwallowed => {
+                let nth = 1 + u32::try_from(planned.dice % 20).unwrap_or_default();
+                proxy.swallow("EVALSHA", nth);
+                // Until it is met, or the process has nothing to do.
+                let before = proxy.swallowed();
+                let _ = timeout(Duration::from_secs(2), async {
+                    while proxy.swallowed() == before {
+                        sleep(Duration::from_millis(5)).await;
+                    }
+                })
+                .await;
+            }
+            _ => proxy.cut(),
+        }
+        started
+    }
+
+    async fn inject_mongo(&self, planned: Planned) -> Result<u64, BenchError> {
+        let mut mongo = self.mongo.lock().await;
+        let started = now_us();
+        if planned.fault == Fault::MongoFrozen {
+            mongo.sigstop();
+            sleep(planned.lasts()).await;
+            mongo.sigcont();
+            return Ok(started);
+        }
+        mongo.kill9();
+        sleep(planned.lasts()).await;
+        tokio::task::block_in_place(|| {
+            mongo.restart(fairlane_testkit::mongo::Options::default());
+        });
+        Ok(started)
+    }
+
+    async fn inject_redis(&self, planned: Planned) -> Result<u64, BenchError> {
+        let mut pair = self.redis.lock().await;
+        let started = now_us();
+        match planned.fault {
+            Fault::RedisKilled => {
+                pair.primary.kill9();
+                sleep(planned.lasts()).await;
+                tokio::task::block_in_place(|| pair.primary.restart());
+            }
+            Fault::RedisFrozen => {
+                pair.primary.sigstop();
+                sleep(planned.lasts()).await;
+                pair.primary.sigcont();
+            }
+            Fault::Failover => self.fail_over(&mut pair).await?,
+            fault => {
+                let mut connection = pair.primary.connection().await;
+                match fault {
+                    Fault::RedisSleeps => {
+                        let seconds = planned.lasts().as_secs_f64().to_string();
+                        ask(&mut connection, &["DEBUG", "SLEEP", &seconds]).await?;
+                    }
+                    Fault::RedisFull => {
+                        ask(&mut connection, &["CONFIG", "SET", "maxmemory", "1mb"]).await?;
+                        sleep(planned.lasts()).await;
+                        ask(&mut connection, &["CONFIG", "SET", "maxmemory", "0"]).await?;
+                    }
+                    Fault::DiskFull => {
+                        disk_full(&pair.primary, &mut connection, planned.lasts()).await?;
+                    }
+                    Fault::ScriptsFlushed => ask(&mut connection, &["SCRIPT", "FLUSH"]).await?,
+                    _ => {
+                        let kill = ["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"];
+                        ask(&mut connection, &kill).await?;
+                    }
+                }
+            }
+        }
+        Ok(started)
+    }
+
+    /// The replica takes over, as in a planned failover: no write is lost. The old primary is killed,
+    /// and a new replica starts.
+    async fn fail_over(&self, pair: &mut RedisPair) -> Result<(), BenchError> {
+        let mut old = pair.primary.connection().await;
+        let mut new = pair.replica.connection().await;
+        let until = Instant::now() + FOLLOWS;
+        while !info(&mut new, "replication").await?.contains("master_link_status:up") {
+            late(until, "the replica does not follow the primary")?;
+        }
+        ask(&mut old, &["CLIENT", "PAUSE", "20000", "WRITE"]).await?;
+        let target = offset(&info(&mut old, "replication").await?, "master_repl_offset:");
+        while offset(&info(&mut new, "replication").await?, "slave_repl_offset:") < target {
+            late(until, "the replica does not reach the primary")?;
+            sleep(Duration::from_millis(5)).await;
+        }
+        ask(&mut new, &["REPLICAOF", "NO", "ONE"]).await?;
+        pair.primary.kill9();
+        let address = pair.replica.tcp_addr();
+        for node in &self.nodes {
+            node.redis.lead_to(address);
+            node.redis.cut();
+        }
+        let follower = tokio::task::block_in_place(|| redis(Some(address)));
+        pair.primary = std::mem::replace(&mut pair.replica, follower);
+        pair.primary.set_arguments(&arguments(None));
+        Ok(())
+    }
+}
+
+/// Limits the files of Redis to their present length for some time. With `appendfsync always`, Redis
+/// ends when it cannot write. So it syncs every second meanwhile, and refuses writes.
+async fn disk_full(
+    server: &RedisServer,
+    connection: &mut MultiplexedConnection,
+    lasts: Duration,
+) -> Result<(), BenchError> {
+    ask(connection, &["CONFIG", "SET", "appendfsync", "everysec"]).await?;
+    let id = i32::try_from(server.id()).ok().and_then(Pid::from_raw);
+    let limit = Rlimit { current: Some(server.aof_bytes()), maximum: None };
+    prlimit(id, Resource::Fsize, limit).map_err(other)?;
+    sleep(lasts).await;
+    let limit = Rlimit { current: None, maximum: None };
+    prlimit(id, Resource::Fsize, limit).map_err(other)?;
+    // Redis tries again once a second, and accepts writes when it succeeded.
+    let until = Instant::now() + FOLLOWS;
+    while !info(connection, "persistence").await?.contains("aof_last_write_status:ok") {
+        late(until, "Redis does not write its file again")?;
+        sleep(Duration::from_millis(50)).await;
+    }
+    ask(connection, &["CONFIG", "SET", "appendfsync", "always"]).await
+}
+
+async fn ask(connection: &mut MultiplexedConnection, words: &[&str]) -> Result<(), BenchError> {
+    let mut command = redis::cmd(words[0]);
+    command.arg(&words[1..]);
+    let _: redis::Value = command.query_async(connection).await?;
+    Ok(())
+}
+
+/// A section of `INFO`.
+pub(crate) async fn info(
+    connection: &mut MultiplexedConnection,
+    section: &str,
+) -> Result<String, BenchError> {
+    Ok(redis::cmd("INFO").arg(section).query_async(connection).await?)
+}
+
+fn offset(info: &str, name: &str) -> u64 {
+    let line = info.lines().find_map(|line| line.strip_prefix(name));
+    line.and_then(|number| number.trim().parse().ok()).unwrap_or_default()
+}
+
+fn late(until: Instant, what: &str) -> Result<(), BenchError> {
+    if Instant::now() < until { Ok(()) } else { Err(BenchError::Campaign(what.to_owned())) }
+}
+
+fn other(error: impl std::fmt::Display) -> BenchError {
+    BenchError::Campaign(error.to_string())
+}

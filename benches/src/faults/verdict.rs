@@ -1,0 +1,206 @@
+//! The verdict of a campaign: which promises did not hold.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use fairlane_testkit::history::{Checker, Record, Report as History};
+use serde::Serialize;
+
+use super::hooks::Called;
+use super::load::{Acknowledged, Due, PIPELINES, Sent};
+use super::watch::FirstDone;
+use super::world::LIMIT;
+use crate::error::BenchError;
+
+/// A window of the rate of a bot, µs.
+const WINDOW_US: u64 = 10_000_000;
+
+/// What was found of one pipeline.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(crate) struct Pipeline {
+    pub(crate) pipeline: &'static str,
+    pub(crate) sent: usize,
+    pub(crate) handled: usize,
+    pub(crate) lost: usize,
+    pub(crate) reordered: usize,
+    /// Completions that were accepted beside a newer lease.
+    pub(crate) stale_commits: usize,
+    /// Handlings under an older fence than an earlier one.
+    pub(crate) fence_regressions: usize,
+    /// Events handled again although they were committed.
+    pub(crate) repeated_after_commit: usize,
+    /// Events handled again because the first holder never committed them.
+    pub(crate) repeated: usize,
+    pub(crate) dead_letters_unhandled: usize,
+}
+
+/// Reads all histories.
+pub(crate) fn pipelines(
+    directory: &Path,
+    sent: &[Sent],
+    first_done: &mut FirstDone,
+    violations: &mut Vec<String>,
+) -> Result<Vec<Pipeline>, BenchError> {
+    let mut all = Vec::new();
+    for (place, (pipeline, ..)) in PIPELINES.into_iter().enumerate() {
+        let mut checker = Checker::new();
+        for event in sent.iter().filter(|event| usize::from(event.pipeline) == place) {
+            checker.add(&Record::Sent { bot: &event.lane(), event: event.event });
+        }
+        let mut handled: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+        for file in histories(directory, pipeline)? {
+            let bytes = fs::read(&file)?;
+            let complete = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
+            for line in String::from_utf8_lossy(&bytes[..complete]).lines() {
+                let Some(record) = Record::parse(line) else {
+                    violations.push(format!("{}: no record: {line:?}", file.display()));
+                    continue;
+                };
+                checker.add(&record);
+                first_done.note(&record);
+                if pipeline == "limited"
+                    && let Record::Handled { bot, started, .. } = record
+                {
+                    handled.entry(bot.to_owned()).or_default().push(started);
+                }
+            }
+        }
+        too_fast(&handled, violations);
+        all.push(judged(pipeline, &checker.report(), violations));
+    }
+    Ok(all)
+}
+
+fn judged(pipeline: &'static str, history: &History, violations: &mut Vec<String>) -> Pipeline {
+    if !history.is_clean() {
+        let examples = history.examples.iter().take(3);
+        violations.extend(examples.map(|example| format!("{pipeline}: {example}")));
+        if history.examples.is_empty() {
+            violations.push(format!("{pipeline}: {history}"));
+        }
+    }
+    Pipeline {
+        pipeline,
+        sent: history.sent,
+        handled: history.handled,
+        lost: history.lost,
+        reordered: history.reordered,
+        stale_commits: history.stale_commits,
+        fence_regressions: history.fence_regressions,
+        repeated_after_commit: history.duplicates_unexplained,
+        repeated: history.duplicates_explained,
+        dead_letters_unhandled: history.unhandled,
+    }
+}
+
+fn histories(directory: &Path, pipeline: &str) -> Result<Vec<std::path::PathBuf>, BenchError> {
+    let (start, end) = (format!("{pipeline}-"), ".history");
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with(&start) && name.ends_with(end) {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// A bot may be handled `rate` times a second, with a burst of one second. What a killed process had
+/// taken counts again.
+fn too_fast(handled: &BTreeMap<String, Vec<u64>>, violations: &mut Vec<String>) {
+    let seconds = usize::try_from(WINDOW_US / 1_000_000).unwrap_or(1);
+    // The burst, and one slice of a process that was killed or frozen.
+    let most = LIMIT as usize * (seconds + 3);
+    for (bot, times) in handled {
+        let mut times = times.clone();
+        times.sort_unstable();
+        let over = times.iter().enumerate().find(|&(first, start)| {
+            times.get(first + most).is_some_and(|last| last - start < WINDOW_US)
+        });
+        if over.is_some() {
+            violations
+                .push(format!("limited: {bot} was handled more than {most} times in {seconds} s"));
+        }
+    }
+}
+
+/// Notifications that were never sent, or too early. Returns how many calls were repetitions.
+pub(crate) fn notifications(
+    due: &[Due],
+    called: &BTreeMap<String, Called>,
+    clocks_were_set: bool,
+    violations: &mut Vec<String>,
+) -> u64 {
+    let (mut missing, mut early) = (0, 0);
+    for one in due {
+        match called.get(&one.id) {
+            None => missing += 1,
+            Some(called) if called.first_ms < one.earliest_ms && !clocks_were_set => early += 1,
+            Some(_) => {}
+        }
+    }
+    if missing > 0 {
+        violations.push(format!("notifications: {missing} of {} were not sent", due.len()));
+    }
+    if early > 0 {
+        violations.push(format!("notifications: {early} of {} came too early", due.len()));
+    }
+    let ids: BTreeSet<_> = due.iter().map(|one| &one.id).collect();
+    let times = called.iter().filter(|(id, _)| ids.contains(id));
+    times.map(|(_, called)| u64::from(called.times.saturating_sub(1))).sum()
+}
+
+/// The expected totals per bot: views over HTTP, and what the rules count.
+pub(crate) fn totals(acknowledged: &Acknowledged) -> BTreeMap<String, BTreeMap<String, u64>> {
+    let mut all: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
+    for ((bot, ad), views) in &acknowledged.views {
+        all.entry(bot.clone()).or_default().insert(ad.clone(), *views);
+    }
+    for (bot, sales) in &acknowledged.sales {
+        let ads = all.entry(bot.clone()).or_default();
+        for ad in ["made", "seen", "later"] {
+            ads.insert(ad.to_owned(), *sales);
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn due(id: &str, earliest_ms: u64) -> Due {
+        Due { id: id.to_owned(), earliest_ms }
+    }
+
+    #[test]
+    fn a_missing_and_an_early_notification_are_found() {
+        let called = [("a", 2, 100), ("b", 1, 99)];
+        let called =
+            called.map(|(id, times, first_ms)| (id.to_owned(), Called { times, first_ms }));
+        let called = BTreeMap::from(called);
+        let mut found = Vec::new();
+        assert_eq!(notifications(&[due("a", 100)], &called, false, &mut found), 1);
+        assert!(found.is_empty());
+        notifications(&[due("b", 100), due("c", 0)], &called, false, &mut found);
+        assert_eq!(found.len(), 2, "{found:?}");
+        found.clear();
+        notifications(&[due("b", 100)], &called, true, &mut found);
+        assert!(found.is_empty(), "the clocks of the processes were set");
+    }
+
+    #[test]
+    fn a_bot_above_its_rate_is_found() {
+        let mut found = Vec::new();
+        let at_rate: Vec<u64> =
+            (0..500).map(|event| event * 1_000_000 / u64::from(LIMIT)).collect();
+        too_fast(&BTreeMap::from([("b".to_owned(), at_rate)]), &mut found);
+        assert!(found.is_empty(), "{found:?}");
+        let twice: Vec<u64> = (0..500).map(|event| event * 500_000 / u64::from(LIMIT)).collect();
+        too_fast(&BTreeMap::from([("b".to_owned(), twice)]), &mut found);
+        assert_eq!(found.len(), 1);
+    }
+}
