@@ -42,6 +42,8 @@ const SHARED: &[&str] = &[
     "fairlane_queue_depth",
     "fairlane_queue_oldest_age_seconds",
     "fairlane_redis_memory_bytes",
+    "fairlane_redis_replica_lag_bytes",
+    "fairlane_redis_replicas",
 ];
 
 static SELECTOR: LazyLock<Regex> = LazyLock::new(|| {
