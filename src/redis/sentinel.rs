@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use redis::{AsyncConnectionConfig, Client, Value};
 use tracing::info;
@@ -99,6 +100,16 @@ impl Sentinels {
                 RedisError::Refused { target: self.name(), command: COMMAND, message }
             }
         })
+    }
+
+    /// How many sentinels name the primary that most of them name, and how many there are.
+    pub(super) async fn agreeing(&self) -> (usize, usize) {
+        let named = join_all(self.clients.iter().map(|client| self.ask(client))).await;
+        let votes = |of: &(String, u16)| {
+            named.iter().filter(|named| matches!(named, Ok(Some(named)) if named == of)).count()
+        };
+        let most = named.iter().flatten().flatten().map(votes).max();
+        (most.unwrap_or(0), self.clients.len())
     }
 
     /// No sentinel named a primary, and at least one did not answer.

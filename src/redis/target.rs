@@ -153,6 +153,14 @@ impl Target {
         self.0.sentinels.is_some()
     }
 
+    /// How many sentinels name the same primary, and how many there are; `None` without sentinels.
+    pub(crate) async fn agreeing_sentinels(&self) -> Option<(usize, usize)> {
+        match &self.0.sentinels {
+            Some(sentinels) => Some(sentinels.agreeing().await),
+            None => None,
+        }
+    }
+
     /// The server to connect to when `client` is known: behind sentinels the current primary.
     ///
     /// # Errors

@@ -203,12 +203,16 @@ async fn while_redis_has_too_few_replicas_to_write_nothing_is_lost_or_dead_lette
     let min = async |server: &RedisServer, number: &str| {
         server.ask(&["CONFIG", "SET", "min-replicas-to-write", number]).await;
     };
-    min(&fleet.server, "1").await;
     let log = Log::default();
-    let instance = Instance::start(&config(&fleet.server, "other", &[]), log.content()).await;
-    let refused = instance.client().publish(JSON, event("bot", "test", "1")).await;
-    assert_eq!((refused.code, refused.problem().as_str()), (503, "unavailable"), "{refused:?}");
-    assert!(refused.header("retry-after").is_some());
+    let other = config(&fleet.server, "other", &[("pipelines.other.start", "\"new\"")]);
+    let instance = Instance::start(&other, log.content()).await;
+    min(&fleet.server, "1").await;
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(4) {
+        let refused = instance.client().publish(JSON, event("bot", "test", "1")).await;
+        assert_eq!((refused.code, refused.problem().as_str()), (503, "unavailable"), "{refused:?}");
+        assert!(refused.header("retry-after").is_some());
+    }
     instance.stop().await;
     min(&fleet.server, "0").await;
     fleet.drains(LONG).await;

@@ -65,6 +65,9 @@ async fn check_server(config: &Config, server: &Server) -> Vec<Finding> {
     let nodes: Vec<_> = stream::iter(nodes).buffered(NODES_AT_ONCE).collect().await;
     let answers = nodes.iter().any(|findings| findings.len() > 1);
     let mut findings: Vec<_> = nodes.into_iter().flatten().collect();
+    if let Some((agree, all)) = server.target().agreeing_sentinels().await {
+        findings.push(replicas::check_sentinels(agree, all));
+    }
     if cluster {
         findings.push(match server.slots_missing().await {
             Ok(missing) => check_slots(primaries.len(), missing),

@@ -51,6 +51,20 @@ pub(super) fn check(
     Finding::ok(check, shown)
 }
 
+/// `agree`: how many of the sentinels name the same primary.
+pub(super) fn check_sentinels(agree: usize, all: usize) -> Finding {
+    let found = format!("{agree} of {all} name this primary");
+    if agree == all && all > 2 {
+        return Finding::ok("sentinels", found);
+    }
+    let (why, remedy) = if agree < all {
+        ("with too few sentinels there is no failover", "start the others, or correct redis.url")
+    } else {
+        ("the loss of one may prevent a failover", "name at least three in redis.url")
+    };
+    Finding::warn("sentinels", found, why, remedy)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

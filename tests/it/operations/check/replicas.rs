@@ -57,6 +57,7 @@ async fn the_primary_that_the_sentinels_name_is_checked() {
         &[
             &format!("ok redis answers at {primary}"),
             "ok role master",
+            "ok sentinels 3 of 3 name this primary",
             "ok replicas 1 in step, ",
             "ok scripts may be loaded and run",
             "ok channels ",
