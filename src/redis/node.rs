@@ -19,6 +19,7 @@ use tracing::info;
 use super::error::RedisError;
 use super::keys::ShardKeys;
 use super::pooled::{Lent, Pooled};
+use super::replicas::run_of;
 use super::reply::{Reply, ReplyError};
 use super::route::{Destination, place};
 use super::scripts::{self, Call, Recover};
@@ -107,7 +108,7 @@ impl Connected {
         self.doubts
     }
 
-    /// The run of the server; empty if no scripts are loaded.
+    /// The run of the server; empty if neither scripts nor replicas need it.
     pub(super) fn run(&self) -> Arc<str> {
         Arc::clone(&self.run)
     }
@@ -359,6 +360,8 @@ impl Setup {
                 recovered = self.recover(&mut connected, &self.slots).await;
             }
             recovered?;
+        } else if wiring.target.replicas().is_some() {
+            connected.run = run_of(self, &mut connected.connection).await?;
         }
         Ok(connected)
     }

@@ -236,14 +236,23 @@ impl Replicas {
             // More than the time that the server itself waits.
             .set_response_timeout(Some(self.wait.timeout + CONNECT_TIMEOUT));
         let mut connection = setup.open(&config).await?;
-        let mut info = Pipeline::with_capacity(1);
-        info.cmd("INFO").arg("server");
-        let values = setup.handshake(&mut connection, &info).await?;
-        if let Some(error) = values.iter().find_map(server_error) {
-            return Err(setup.refused("INFO", error));
-        }
-        Ok(Confirming { connection, run: run_id(&text(values)?).into() })
+        let run = run_of(setup, &mut connection).await?;
+        Ok(Confirming { connection, run })
     }
+}
+
+/// Asks a server for its run.
+pub(super) async fn run_of(
+    setup: &Setup,
+    connection: &mut MultiplexedConnection,
+) -> Result<Arc<str>, RedisError> {
+    let mut info = Pipeline::with_capacity(1);
+    info.cmd("INFO").arg("server");
+    let values = setup.handshake(connection, &info).await?;
+    if let Some(error) = values.iter().find_map(server_error) {
+        return Err(setup.refused("INFO", error));
+    }
+    Ok(run_id(&text(values)?).into())
 }
 
 fn confirms(answer: &Value) -> Result<u64, RedisError> {

@@ -48,7 +48,7 @@ impl Config {
         if let Some((key, _)) = named
             && !redis.url.as_ref().is_some_and(RedisUrl::is_tls)
         {
-            let problem = "is set, but redis.url does not ask for TLS; write rediss://… rediss+cluster://… \
+            let problem = "is set, but redis.url does not ask for TLS; write rediss://…, rediss+cluster://… \
                            or rediss+sentinel://… there, or leave it out";
             return Err(Fault::new(key, problem).or("redis.url"));
         }

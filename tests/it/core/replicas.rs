@@ -57,7 +57,7 @@ async fn a_publish_is_acknowledged_only_once_a_replica_has_it() {
     replica.in_step().await;
     eventually(LONG, "it is acknowledged again", async || publish("3").await.code / 100 == 2).await;
     eventually(LONG, "all are handled in order", async || {
-        let ids = log.ids("test");
+        let ids = log.ids("waits");
         ids.first().is_some_and(|id| id == "1") && ids.contains(&"3".to_owned())
     })
     .await;
