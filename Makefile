@@ -48,8 +48,8 @@ demo: setup-demo ## generated traffic with live figures, on private local server
 test: setup ## all tests, on real servers
 	cargo test --locked --workspace $(ARGS)
 
-# The scripts, replicas and sentinels, the rights of the user, and whole pipelines under faults.
-VALKEY_TESTS = core::scripts:: core::replicas:: core::sentinel:: core::order:: core::faults:: operations::acl::
+# The scripts, replicas and sentinels, the rights of the user, and a whole pipeline.
+VALKEY_TESTS = core::scripts:: core::replicas:: core::sentinel:: core::order:: operations::acl::
 test-valkey: setup ## a part of the tests, on Valkey instead of Redis
 	FAIRLANE_TEST_REDIS=$(abspath $(TARGET)/valkey/valkey-server) \
 	  cargo test --locked --workspace --test it -- $(VALKEY_TESTS)
