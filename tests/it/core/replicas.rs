@@ -206,6 +206,8 @@ async fn while_redis_has_too_few_replicas_to_write_nothing_is_lost_or_dead_lette
     let log = Log::default();
     let other = config(&fleet.server, "other", &[("pipelines.other.start", "\"new\"")]);
     let instance = Instance::start(&other, log.content()).await;
+    let address = instance.address.to_string();
+    eventually(LONG, "it is ready", async || http::get(&address, "/readyz").await.0 == 200).await;
     min(&fleet.server, "1").await;
     let started = Instant::now();
     while started.elapsed() < Duration::from_secs(4) {
