@@ -9,7 +9,7 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-deb demo test screenshots samples bench isolation faults rolling peers instructions release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-deb demo test test-valkey screenshots samples bench isolation faults rolling peers instructions release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +47,12 @@ demo: setup-demo ## generated traffic with live figures, on private local server
 
 test: setup ## all tests, on real servers
 	cargo test --locked --workspace $(ARGS)
+
+# The scripts, replicas and sentinels, the rights of the user, and a whole pipeline.
+VALKEY_TESTS = core::scripts:: core::replicas:: core::sentinel:: core::order:: operations::acl::
+test-valkey: setup ## a part of the tests, on Valkey instead of Redis
+	FAIRLANE_TEST_REDIS=$(abspath $(TARGET)/valkey/valkey-server) \
+	  cargo test --locked --workspace --test it -- $(VALKEY_TESTS)
 
 # The pictures show the same installation as the tests of the pages.
 screenshots: setup ## pictures of all web pages, light and dark, in target/screenshots

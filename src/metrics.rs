@@ -2,9 +2,9 @@
 //!
 //! Sum the values of each process (counters, histograms, `workers`) over all processes. Values
 //! shared through Redis (`queue_depth`, `queue_bots`, `queue_oldest_age_seconds`, `async_leases`,
-//! `dead_letters`, `bus_lag_events`, `redis_memory_bytes`, `counters_unflushed*`,
-//! `notifications_due`, `notifications_overdue_seconds`) are sampled by one process at a time: use
-//! their `max`. No label ever contains a bot.
+//! `dead_letters`, `bus_lag_events`, `redis_memory_bytes`, `redis_replicas`,
+//! `redis_replica_lag_bytes`, `counters_unflushed*`, `notifications_due`,
+//! `notifications_overdue_seconds`) are sampled by one process at a time: use their `max`. No label ever contains a bot.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -120,6 +120,9 @@ table! {
     PROBLEMS "problems" Gauge "1 while the finding exists, by problem, severity and pipeline (empty: none): those of fairlane status. One process at a time reports them: use max";
     REDIS_UP "redis_up" Gauge "1 while Redis answers";
     REDIS_MEMORY "redis_memory_bytes" Gauge "Redis memory: used, and max (0: no bound)";
+    REDIS_REPLICAS "redis_replicas" Gauge "Replicas of Redis that are connected and have its data; in a cluster, those of the primary with the fewest";
+    REDIS_REPLICA_LAG "redis_replica_lag_bytes" Gauge "Bytes of the replication stream that the last replica has not confirmed; replicas confirm once a second";
+    REDIS_UNCONFIRMED "redis_unconfirmed_total" Counter "Writes that fewer replicas than redis.wait_replicas confirmed within redis.wait_timeout: their outcome counted as unknown";
     MONGODB_UP "mongodb_up" Gauge "1 while MongoDB answers; absent if it is not used";
     BUILD_INFO "build_info" Gauge "Always 1; the labels describe the running build";
 }
@@ -165,6 +168,7 @@ pub fn install() -> &'static PrometheusHandle {
         let commit = option_env!("FAIRLANE_COMMIT").unwrap_or("unknown");
         gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION"), "commit" => commit).set(1.0);
         gauge!(REDIS_UP).set(0.0);
+        counter!(REDIS_UNCONFIRMED).absolute(0);
         for name in quotas::NAMES {
             counter!(QUOTA_REFUSED, "quota" => name).absolute(0);
         }
@@ -234,6 +238,18 @@ pub fn mongodb_up(up: bool) {
 pub fn redis_memory(used: u64, max: u64) {
     gauge!(REDIS_MEMORY, "kind" => "used").set(used as f64);
     gauge!(REDIS_MEMORY, "kind" => "max").set(max as f64);
+}
+
+/// The replicas of Redis.
+#[expect(clippy::cast_precision_loss, reason = "bytes of a replication stream are below 2^52")]
+pub(crate) fn redis_replicas(replicas: u64, lag_bytes: u64) {
+    gauge!(REDIS_REPLICAS).set(replicas as f64);
+    gauge!(REDIS_REPLICA_LAG).set(lag_bytes as f64);
+}
+
+/// A write that too few replicas confirmed.
+pub(crate) fn redis_unconfirmed() {
+    counter!(REDIS_UNCONFIRMED).increment(1);
 }
 
 /// The metrics of one bus stream.

@@ -136,7 +136,8 @@ impl Builder {
         let prefix = &self.config.redis.prefix;
         let open = |url| {
             let target = Target::open(url, certificates.as_ref());
-            target.map(|target| target.with_prefix(prefix.clone()))
+            let wait = self.config.redis.wait();
+            target.map(|target| target.with_prefix(prefix.clone()).with_wait(wait))
         };
         let Some(target) = url.map(open).transpose().map_err(AppError::RedisUrl)? else {
             unreachable!("without a url a private Redis was started, and that has one")

@@ -33,7 +33,7 @@ pub(super) async fn put(link: &Link, log: &str, entries: &[Entry]) -> Result<(),
         pipe.arg("stream").arg(log).arg("offset").arg(offset.to_string());
         pipe.arg("reason").arg(invalid.error.to_string()).arg("entry").arg(&invalid.raw);
     }
-    link.run_checked("XADD", &pipe).await?;
+    link.run_lasting("XADD", &pipe).await?;
     for Entry { offset, event } in invalid() {
         let Err(invalid) = event else { continue };
         let reason = invalid.error.label();

@@ -30,7 +30,7 @@ pub(crate) async fn publish(
     }
     pipe.cmd("EXEC");
     let misread = |found: String| link.misread("EXEC", ReplyError::unexpected("the ids", &found));
-    match link.run_checked("XADD", &pipe).await?.pop() {
+    match link.run_lasting("XADD", &pipe).await?.pop() {
         Some(Value::Array(added)) => {
             if let Some(error) = added.iter().find_map(server_error) {
                 return Err(link.refused("XADD", error));

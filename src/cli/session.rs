@@ -72,6 +72,7 @@ impl Session {
         let redis = redis?;
         let result = async {
             let target = redis.target()?.with_prefix(config.redis.prefix.clone());
+            let target = target.with_wait(config.redis.wait());
             let session = Self::open(config, target, limit).await?;
             act(&session).await
         }

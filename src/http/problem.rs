@@ -339,13 +339,7 @@ impl From<RedisError> for Problem {
         if let Some(suppressed) = AWAY.take() {
             warn!(%error, suppressed, "an HTTP request failed: Redis is unavailable");
         }
-        let detail = match error {
-            RedisError::Unknown { .. } => {
-                "Redis did not answer in time, so it is unknown whether this was done; check the result, or retry"
-            }
-            _ => "nothing was done: Redis is unavailable; retry later",
-        };
-        Self::new(Kind::Unavailable, detail).retry_after(AWAY_SECONDS)
+        Self::new(Kind::Unavailable, error.outcome()).retry_after(AWAY_SECONDS)
     }
 }
 

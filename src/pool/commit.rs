@@ -407,8 +407,7 @@ async fn commit_group(
             Err(error) => {
                 // A call with an unintelligible answer ran. A call without an answer may or may not
                 // have run.
-                let may_have =
-                    matches!(error, RedisError::Reply { .. } | RedisError::Unknown { .. });
+                let may_have = matches!(error, RedisError::Reply { .. }) || error.may_have_run();
                 waiting.extend(group.map(|mut item| {
                     item.unanswered |= may_have;
                     item

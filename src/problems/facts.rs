@@ -84,6 +84,8 @@ pub(crate) struct RedisFacts {
     /// The best of a few round trips, in ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ping_ms: Option<u64>,
+    /// The number of replicas that must confirm a write (`redis.wait_replicas`); 0: none.
+    pub(crate) wait_replicas: u8,
     /// Why it does not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
@@ -156,9 +158,12 @@ impl Facts {
     /// Reads all parts. It fails never, and takes at most a few seconds.
     pub(crate) async fn read(site: &impl Site) -> Self {
         let (link, limit) = (site.link(), Limit::new());
-        let mut redis = RedisFacts { target: link.target().to_string(), ..RedisFacts::default() };
         let mut facts = Self::empty(site);
-        match limit.of(ping(site.prompt())).await {
+        let pinged = limit.of(ping(site.prompt())).await;
+        // Behind sentinels, the primary is known from here on.
+        let (target, wait_replicas) = (link.target().to_string(), link.target().wait_replicas());
+        let mut redis = RedisFacts { target, wait_replicas, ..RedisFacts::default() };
+        match pinged {
             Ok(took) => redis.ping_ms = Some(millis(took)),
             // Every other part would wait in vain.
             Err(error) => {
@@ -301,7 +306,7 @@ pub(crate) async fn fullest(link: &Link) -> Result<ServerInfo, RedisError> {
     let infos = answers.into_iter().map(|value| {
         ServerInfo::parse(&redis::from_redis_value::<String>(value).unwrap_or_default())
     });
-    Ok(infos.max_by_key(ServerInfo::fullness).unwrap_or_default())
+    Ok(ServerInfo::worst(infos).unwrap_or_default())
 }
 
 async fn invalid_entries(link: &Link) -> Result<u64, RedisError> {

@@ -13,6 +13,8 @@ use crate::redis::{ServerInfo, StreamKind, StreamView};
 /// counts as full.
 const MEMORY_PERCENT: u64 = 80;
 const FULL_PERCENT: u64 = 99;
+/// A replica confirms every second. One that was not heard for this long is a finding.
+const REPLICA_SILENT_SECONDS: u64 = 10;
 /// Milliseconds. Redis is slow if the best of a few round trips takes longer.
 const SLOW_MS: u64 = 250;
 /// Milliseconds. Entries that have waited on the bus for longer are a finding.
@@ -76,6 +78,29 @@ pub(super) fn of_redis(facts: &Facts, found: &mut Vec<Finding>) {
             "set redis.url to the primary".to_owned(),
         );
     }
+    let (have, wanted) = (info.replication, u64::from(facts.redis.wait_replicas));
+    if info.role == "master" && have.replicas < wanted {
+        add(
+            Code::ReplicasMissing,
+            format!(
+                "Redis has {}, and redis.wait_replicas is {wanted}: nothing is accepted, copied or completed",
+                count(have.replicas, "replica")
+            ),
+            format!(
+                "connect its replicas, or lower redis.wait_replicas: {client} INFO replication"
+            ),
+        );
+    }
+    if have.lag_seconds >= REPLICA_SILENT_SECONDS {
+        add(
+            Code::ReplicaLags,
+            format!(
+                "a replica of Redis was not heard for {}: a failover to it loses what it lacks",
+                duration(have.lag_seconds * 1_000)
+            ),
+            format!("see whether it runs, and its network: {client} INFO replication"),
+        );
+    }
     let remedy = "raise maxmemory, or find the longest queues: fairlane bots list --sort depth";
     match percent_used(info) {
         FULL_PERCENT.. => add(
@@ -101,6 +126,8 @@ fn percent_used(info: &ServerInfo) -> u64 {
 
 /// The `redis-cli` command for this Redis.
 fn redis_cli(target: &str) -> String {
+    // Behind sentinels, the service follows.
+    let target = target.split(" (").next().unwrap_or_default();
     // For a cluster: its first node.
     let (first, cluster) = target.split_once(',').map_or((target, ""), |(first, _)| (first, " -c"));
     match first.rsplit_once(':') {

@@ -74,6 +74,7 @@ codes! {
     RedisFull "redis-full" Critical "redis-full";
     RedisReadOnly "redis-read-only" Critical "unsafe-redis-settings";
     RedisDiskFull "redis-disk-full" Critical "unsafe-redis-settings";
+    ReplicasMissing "replicas-missing" Critical "missing-replicas";
     NoProcess "no-process" Critical "process-gone";
     NotAStream "not-a-stream" Critical "no-process-reads-the-bus";
     NoReader "no-reader" Critical "no-process-reads-the-bus";
@@ -85,6 +86,7 @@ codes! {
     RedisMemory "redis-memory" Warning "redis-full";
     RedisEvicts "redis-evicts" Warning "unsafe-redis-settings";
     RedisForgets "redis-forgets" Warning "unsafe-redis-settings";
+    ReplicaLags "replica-lags" Warning "missing-replicas";
     PipelinesDiffer "pipelines-differ" Warning "different-pipelines";
     BusLag "bus-lag" Warning "bus-lag";
     BotsFail "bots-fail" Warning "stuck-bot";

@@ -8,7 +8,7 @@ use super::*;
 use crate::outbound::breakers::Breaker;
 use crate::presence::{BusFailure, BusState, BusView, Failures, Pace, Process};
 use crate::queue::{Failing, LastFailure, PipelineView, Throttled};
-use crate::redis::{ServerInfo, StreamKind, StreamView};
+use crate::redis::{Replication, ServerInfo, StreamKind, StreamView};
 
 fn process() -> Process {
     Process {
@@ -45,6 +45,7 @@ fn healthy() -> Facts {
         clients_max: 10_000,
         append_only: true,
         append_ok: true,
+        replication: Replication { replicas: 1, lag_seconds: 1, lag_bytes: 100 },
     };
     let mut facts =
         Facts::unavailable("redis.sock".to_owned(), String::new(), Duration::from_secs(100));
@@ -95,7 +96,7 @@ fn nothing_is_wrong_with_a_healthy_installation() {
 #[test]
 fn each_finding_has_its_code_and_names_the_remedy() {
     type Harm = fn(&mut Facts);
-    let cases: [(Harm, Code, &str); 28] = [
+    let cases: [(Harm, Code, &str); 30] = [
         (|f| f.redis.error = Some("gone".to_owned()), Code::RedisUnavailable, "fairlane check"),
         (|f| f.redis.ping_ms = Some(250), Code::RedisSlow, "redis-cli SLOWLOG GET"),
         (|f| info(f).eviction = "allkeys-lru".to_owned(), Code::RedisEvicts, "noeviction"),
@@ -104,6 +105,8 @@ fn each_finding_has_its_code_and_names_the_remedy() {
         (|f| info(f).role = "slave".to_owned(), Code::RedisReadOnly, "primary"),
         (|f| info(f).memory_used = (1 << 30) / 100 * 81, Code::RedisMemory, "raise maxmemory"),
         (|f| info(f).memory_used = 1 << 30, Code::RedisFull, "raise maxmemory"),
+        (|f| f.redis.wait_replicas = 2, Code::ReplicasMissing, "lower redis.wait_replicas"),
+        (|f| info(f).replication.lag_seconds = 10, Code::ReplicaLags, "INFO replication"),
         (|f| f.processes.clear(), Code::NoProcess, "fairlane serve"),
         (|f| f.processes[0].mongodb = Some(false), Code::MongodbUnavailable, "fairlane check"),
         (|f| f.mongodb = Some(false), Code::MongodbUnavailable, "fairlane check"),

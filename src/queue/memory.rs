@@ -40,12 +40,21 @@ pub(crate) async fn observe(link: &Link, quotas: &Quotas) -> Result<u64, RedisEr
 /// Used and maximum memory of the server, bytes; in a cluster, of the primary with the highest
 /// share in use.
 pub(crate) async fn memory(link: &Link) -> Result<(u64, u64), RedisError> {
+    let info = sections(link, &["memory"]).await?;
+    Ok((info.memory_used, info.memory_max))
+}
+
+/// The same, and the replicas; in a cluster, of the primary with the fewest.
+pub(crate) async fn memory_and_replicas(link: &Link) -> Result<ServerInfo, RedisError> {
+    sections(link, &["memory", "replication"]).await
+}
+
+async fn sections(link: &Link, names: &[&str]) -> Result<ServerInfo, RedisError> {
     let mut command = redis::cmd("INFO");
-    command.arg("memory");
+    command.arg(names);
     let answers = link.ask_every("INFO", &command).await?;
     let infos = answers.into_iter().map(|value| {
         ServerInfo::parse(&redis::from_redis_value::<String>(value).unwrap_or_default())
     });
-    let fullest = infos.max_by_key(ServerInfo::fullness);
-    Ok(fullest.map_or((0, 0), |info| (info.memory_used, info.memory_max)))
+    Ok(ServerInfo::worst(infos).unwrap_or_default())
 }

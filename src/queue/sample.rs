@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::memory::memory;
+use super::memory::memory_and_replicas;
 use super::wake::{Listener, Wake};
 use super::{PipelineView, Queue};
 use crate::clock::{SharedClock, millis};
@@ -185,8 +185,9 @@ impl Sampler {
             }
             return Ok(None);
         }
-        let (used, max) = memory(&link).await?;
-        metrics::redis_memory(used, max);
+        let info = memory_and_replicas(&link).await?;
+        metrics::redis_memory(info.memory_used, info.memory_max);
+        metrics::redis_replicas(info.replication.replicas, info.replication.lag_bytes);
         let mut found = Found { quiet: true, rest: QUIET, samples: BTreeMap::new() };
         let looked_at = if self.quiet_until.is_none() { &*self.pipelines } else { &[] };
         if self.quiet_until.is_some() {
@@ -260,6 +261,7 @@ impl Sampler {
             }
         }
         metrics::redis_memory(0, 0);
+        metrics::redis_replicas(0, 0);
     }
 }
 

@@ -28,11 +28,12 @@ impl Link {
         &self,
         topology: Arc<Topology>,
         pipe: &Pipeline,
+        lasting: bool,
     ) -> Result<Answers<Value>, RedisError> {
         let units = units(pipe);
         let all: Vec<&Unit> = units.iter().collect();
         let mut answers: Vec<Option<Result<Value, RedisError>>> = vec![None; pipe.len()];
-        self.round(&topology, pipe, &all, &mut answers).await;
+        self.round(&topology, (pipe, lasting), &all, &mut answers).await;
         let moved: Vec<&Unit> = moved(&units, &answers);
         if !moved.is_empty() {
             let hint = answers.iter().flatten().flatten().find_map(destination);
@@ -40,7 +41,7 @@ impl Link {
             for unit in &moved {
                 answers[unit.commands.clone()].fill(None);
             }
-            self.round(&topology, pipe, &moved, &mut answers).await;
+            self.round(&topology, (pipe, lasting), &moved, &mut answers).await;
         }
         let answers: Answers<Value> =
             answers.into_iter().map(|answer| answer.unwrap_or_else(|| Ok(not_served()))).collect();
@@ -63,7 +64,7 @@ impl Link {
     async fn round(
         &self,
         topology: &Topology,
-        pipe: &Pipeline,
+        (pipe, lasting): (&Pipeline, bool),
         units: &[&Unit],
         answers: &mut [Option<Result<Value, RedisError>>],
     ) {
@@ -83,7 +84,11 @@ impl Link {
             }
         }
         let sending = topology.nodes().iter().zip(&shares).map(async |(node, (pipe, units))| {
-            if units.is_empty() { Ok(Vec::new()) } else { self.send(node, pipe, units).await }
+            if units.is_empty() {
+                Ok(Vec::new())
+            } else {
+                self.send(node, (pipe, lasting), units).await
+            }
         });
         for (answer, (_, sent)) in join_all(sending).await.into_iter().zip(&shares) {
             let mut values = answer.map(Vec::into_iter);
@@ -106,7 +111,7 @@ impl Link {
     pub(super) async fn send(
         &self,
         node: &Node,
-        pipe: &Pipeline,
+        (pipe, lasting): (&Pipeline, bool),
         units: &[&Unit],
     ) -> Result<Vec<Value>, RedisError> {
         let connected = node.connected().await?;
@@ -115,7 +120,7 @@ impl Link {
             |unit: &Unit| matches!(unit.place, Destination::Slot(slot) if connected.bars(slot));
         let barred: Vec<bool> = units.iter().map(|unit| barred(unit)).collect();
         if !barred.contains(&true) {
-            return node.send(connected, pipe).await;
+            return node.send(connected, pipe, lasting).await;
         }
         let mut commands = pipe.cmd_iter();
         let (mut allowed, mut kept) = (Pipeline::new(), Vec::with_capacity(pipe.len()));
@@ -130,7 +135,7 @@ impl Link {
         let mut values = if allowed.is_empty() {
             Vec::new().into_iter()
         } else {
-            node.send(connected, &allowed).await?.into_iter()
+            node.send(connected, &allowed, lasting).await?.into_iter()
         };
         let answer = |sent| if sent { values.next().unwrap_or(Value::Nil) } else { on_the_move() };
         Ok(kept.into_iter().map(answer).collect())

@@ -1,5 +1,6 @@
 //! The errors of a call to Redis, and their meaning for the caller.
 
+use super::replicas::Unconfirmed;
 use super::reply::ReplyError;
 use crate::breaker::Away;
 use crate::quotas::QuotaExceeded;
@@ -25,6 +26,20 @@ pub enum RedisError {
         /// The error of the client.
         #[source]
         source: redis::RedisError,
+    },
+    /// The write is done, but it is not known that enough replicas have it
+    /// (`redis.wait_replicas`): a failover may lose it.
+    #[error(
+        "a write is in Redis at {target}, but fewer than {wanted} replicas confirmed it: {reason}"
+    )]
+    Unreplicated {
+        /// The address, without credentials.
+        target: String,
+        /// The number of replicas.
+        wanted: u8,
+        /// Why it is not known.
+        #[source]
+        reason: Unconfirmed,
     },
     /// The server refused the command; nothing was changed.
     #[error("Redis at {target} refused `{command}`: {message}")]
@@ -76,20 +91,41 @@ impl RedisError {
         matches!(self, Self::Refused { message, .. } if message.starts_with("NOSCRIPT"))
     }
 
+    /// What became of a request that ended with a temporary error, for its answer.
+    pub(crate) fn outcome(&self) -> &'static str {
+        match self {
+            Self::Unknown { .. } => {
+                "Redis did not answer in time, so it is unknown whether this was done; check the result, or retry"
+            }
+            Self::Unreplicated { .. } => {
+                "this was done, but fewer replicas of Redis than redis.wait_replicas confirmed it, so a failover may lose it; retry with the same id or key"
+            }
+            _ => "nothing was done: Redis is unavailable; retry later",
+        }
+    }
+
+    /// Whether the command may have run, so that it may be done although there is no result.
+    #[must_use]
+    pub fn may_have_run(&self) -> bool {
+        matches!(self, Self::Unknown { .. } | Self::Unreplicated { .. })
+    }
+
     /// Whether the error is temporary, so that a later retry can help.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         match self {
-            Self::Connect { .. } | Self::Unknown { .. } => true,
+            Self::Connect { .. } | Self::Unknown { .. } | Self::Unreplicated { .. } => true,
             Self::Refused { message, .. } => {
-                // The last four: a cluster is migrating a slot or replacing a primary.
-                const PASSING: [&str; 10] = [
+                // NOREPLICAS: fewer replicas than min-replicas-to-write. The last four: a cluster
+                // is migrating a slot or replacing a primary.
+                const PASSING: [&str; 11] = [
                     "OOM",
                     "LOADING",
                     "BUSY",
                     "READONLY",
                     "MASTERDOWN",
                     "MISCONF",
+                    "NOREPLICAS",
                     "MOVED",
                     "ASK ",
                     "TRYAGAIN",

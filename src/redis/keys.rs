@@ -62,6 +62,7 @@
 //! | `fl:{<bus>}:logs` | hash | logs of a bus that gets new ones → whether they may be read |
 //! | `fl:{<log>}:read` | hash | the read position of a log of the bus: `offset`, `entries`, `lag` (all only for the lag), `copied` (for publishers) |
 //! | `fl:{<log>}:starts` | hash | pipeline → the offset after which it takes the entries of a log |
+//! | `fl:{replicas-<number>}` | string, TTL | written before replicas are waited for (`redis.wait_replicas`) |
 //! | `fl:{check-<number>}:<id>` | any, TTL | test keys of `fairlane check` |
 //! | `fairlane:invalid` | stream | bus entries that could not be read, bounded |
 
@@ -173,6 +174,12 @@ pub fn replay(prefix: &Prefix, id: &str) -> String {
 #[must_use]
 pub fn check(prefix: &Prefix, number: u32, id: &str) -> String {
     format!("{prefix}:{{check-{number}}}:{id}")
+}
+
+/// The key that is written before replicas are waited for. `number` determines its slot.
+#[must_use]
+pub fn replicas(prefix: &Prefix, number: u32) -> String {
+    format!("{prefix}:{{replicas-{number}}}")
 }
 
 /// A pattern for `SCAN` that every key of `pipeline` matches. Other keys may match too: use

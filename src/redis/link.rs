@@ -196,7 +196,7 @@ impl Link {
             pipe.add_command(call.command());
         }
         let sent = Instant::now();
-        let mut values = self.run_each(&pipe).await?;
+        let mut values = self.run_timed(&pipe, C::LASTING).await?;
         let missing: Vec<usize> =
             (0..values.len()).filter(|&at| is_noscript(&values[at])).collect();
         if !missing.is_empty() {
@@ -214,7 +214,7 @@ impl Link {
                 self.close_holder(place(&command));
                 again.add_command(command);
             }
-            for (&at, value) in missing.iter().zip(self.run_each(&again).await?) {
+            for (&at, value) in missing.iter().zip(self.run_timed(&again, C::LASTING).await?) {
                 values[at] = value;
             }
         }
@@ -254,22 +254,35 @@ impl Link {
     /// # Cancel safety
     /// If the future is dropped, any of the commands may have run.
     pub async fn run_each(&self, pipe: &Pipeline) -> Result<Answers<Value>, RedisError> {
+        self.run_timed(pipe, false).await
+    }
+
+    async fn run_timed(
+        &self,
+        pipe: &Pipeline,
+        lasting: bool,
+    ) -> Result<Answers<Value>, RedisError> {
         let sent = Instant::now();
-        let answers = self.send_each(pipe).await;
+        let answers = self.send_each(pipe, lasting).await;
         self.pressure.observe(sent.elapsed());
         answers
     }
 
-    async fn send_each(&self, pipe: &Pipeline) -> Result<Answers<Value>, RedisError> {
+    async fn send_each(
+        &self,
+        pipe: &Pipeline,
+        lasting: bool,
+    ) -> Result<Answers<Value>, RedisError> {
         let topology = self.topology().await?;
         if self.wiring.cluster {
-            return self.run_cluster(topology, pipe).await;
+            return self.run_cluster(topology, pipe, lasting).await;
         }
         let node = &topology.nodes()[0];
         self.sent.fetch_add(pipe.len() as u64, Ordering::Relaxed);
-        let values = node.send(node.connected().await?, pipe).await?;
+        let values = node.send(node.connected().await?, pipe, lasting).await?;
         if values.iter().filter_map(server_error).any(|error| error.code() == "READONLY") {
-            // The server is a replica now; its name may resolve to the new primary.
+            // The server is a replica now. Its name may resolve to the new primary, and sentinels
+            // name it.
             node.close();
         }
         Ok(values.into_iter().map(Ok).collect())
@@ -284,7 +297,23 @@ impl Link {
         name: &'static str,
         pipe: &Pipeline,
     ) -> Result<Vec<Value>, RedisError> {
-        let values = self.run(pipe).await?;
+        self.checked(name, self.run(pipe).await?)
+    }
+
+    /// As [`Self::run_checked`], and waits for replicas if the target asks for that.
+    ///
+    /// # Errors
+    /// If there is no answer, the server refuses one of them, or too few replicas confirm them.
+    pub(crate) async fn run_lasting(
+        &self,
+        name: &'static str,
+        pipe: &Pipeline,
+    ) -> Result<Vec<Value>, RedisError> {
+        let values = self.run_timed(pipe, true).await?;
+        self.checked(name, values.into_iter().collect::<Result<_, _>>()?)
+    }
+
+    fn checked(&self, name: &'static str, values: Vec<Value>) -> Result<Vec<Value>, RedisError> {
         match values.iter().find_map(server_error) {
             Some(error) => Err(self.refused(name, error)),
             None => Ok(values),
@@ -320,7 +349,7 @@ impl Link {
         let topology = self.topology().await?;
         let mut pipe = Pipeline::with_capacity(1);
         pipe.add_command(command.clone());
-        let asked = topology.nodes().iter().map(|node| self.send(node, &pipe, &[]));
+        let asked = topology.nodes().iter().map(|node| self.send(node, (&pipe, false), &[]));
         let mut answers = Vec::with_capacity(topology.nodes().len());
         for answer in join_all(asked).await {
             let answer = answer.inspect_err(|_| self.mark_stale())?.pop();
@@ -335,6 +364,10 @@ impl Link {
     /// Every primary as a separate target, with its name and one of the slots it holds.
     pub(super) async fn primaries(&self) -> Result<Vec<(Target, Option<u16>)>, RedisError> {
         let topology = self.topology().await?;
+        if self.target.is_sentinel() {
+            let primary = self.target.primary(self.target.client()).await?;
+            return Ok(vec![(self.target.alone(primary), None)]);
+        }
         let held = |place| (0..=u16::MAX >> 2).find(|&slot| topology.holder(slot) == Some(place));
         let nodes = topology.nodes().iter().enumerate();
         Ok(nodes.map(|(at, node)| (self.target.alone(node.client().clone()), held(at))).collect())

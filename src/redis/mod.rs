@@ -12,6 +12,8 @@
 //! | `topology`, `route` | which node holds which slot; the slot of a command |
 //! | `node` | one server: connects and runs `recover` first |
 //! | `pooled` | connections for one call at a time |
+//! | `sentinel` | asks sentinels for the primary |
+//! | `replicas` | waits until replicas have a write |
 //! | `link`, `cluster` | send each command to its node, again if its slot was migrated |
 //! | `server`, `primary` | inspection for operators: Redis as a whole, and one of its servers |
 
@@ -24,9 +26,11 @@ mod node;
 mod pooled;
 mod primary;
 pub mod private;
+mod replicas;
 mod reply;
 mod route;
 pub mod scripts;
+mod sentinel;
 mod server;
 mod slot;
 mod target;
@@ -36,7 +40,8 @@ mod url;
 pub use error::RedisError;
 pub use link::Link;
 pub use pooled::POOLED_MAX;
-pub use primary::{Primary, ServerInfo};
+pub use primary::{Primary, Replication, ServerInfo};
+pub use replicas::{ReplicaWait, Unconfirmed};
 pub use reply::ReplyError;
 pub(crate) use reply::{Reply, parse_score};
 pub use server::{GroupView, Server, StreamKind, StreamView};

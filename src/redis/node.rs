@@ -3,7 +3,8 @@
 //!
 //! Steps of making a connection, of either kind: connect → `INFO` (version, run id) → load all
 //! scripts → `recover` for every pipeline and shard of the link on this server. Only then is the
-//! connection used. A call that fails because the connection broke or timed out has an *unknown*
+//! connection used. Behind sentinels the first step asks them for the primary, and `INFO` must say
+//! that it is one. A call that fails because the connection broke or timed out has an *unknown*
 //! outcome; this module does not repeat it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +19,9 @@ use tracing::info;
 use super::error::RedisError;
 use super::keys::ShardKeys;
 use super::pooled::{Lent, Pooled};
+use super::replicas::run_of;
 use super::reply::{Reply, ReplyError};
+use super::route::{Destination, place};
 use super::scripts::{self, Call, Recover};
 use super::target::{Target, address, connect_error};
 
@@ -105,6 +108,11 @@ impl Connected {
         self.doubts
     }
 
+    /// The run of the server; empty if neither scripts nor replicas need it.
+    pub(super) fn run(&self) -> Arc<str> {
+        Arc::clone(&self.run)
+    }
+
     /// Whether there was no timeout since the connection was made.
     pub(super) fn is_undoubted(&self, wiring: &Wiring) -> bool {
         self.doubts == wiring.doubts()
@@ -162,28 +170,41 @@ impl Node {
         &self.setup.client
     }
 
-    /// Sends commands in one write. A timeout puts all earlier connections in doubt.
+    /// Sends commands in one write. A timeout puts all earlier connections in doubt. After a
+    /// lasting write, waits for replicas if the target asks for that.
     pub(super) async fn send(
         &self,
         connection: Lent<'_>,
         pipe: &Pipeline,
+        lasting: bool,
     ) -> Result<Vec<Value>, RedisError> {
         let wiring = &self.setup.wiring;
-        let (sent, doubts) = match connection {
-            Lent::Shared(Connected { number, mut connection, doubts, .. }) => {
+        let (sent, doubts, run) = match connection {
+            Lent::Shared(Connected { number, mut connection, doubts, run, .. }) => {
                 let sending = connection.send_packed_commands(pipe, 0, pipe.len());
                 let sent = self.unless_outlived(sending, doubts).await;
-                (sent.inspect_err(|_| self.give_up(number)), doubts)
+                (sent.inspect_err(|_| self.give_up(number)), doubts, run)
             }
-            Lent::Own(mut own) => (own.send(pipe).await, own.doubts()),
+            // It goes back to the pool before the wait.
+            Lent::Own(mut own) => (own.send(pipe).await, own.doubts(), own.run()),
         };
-        sent.map_err(|source| {
+        let values = sent.map_err(|source| {
             // A connection that is already in doubt gives no new information.
             if source.is_timeout() && doubts == wiring.doubts() && !wiring.cluster {
                 wiring.target.doubt();
             }
-            RedisError::Unknown { target: self.setup.name.clone(), source }
-        })
+            RedisError::Unknown { target: self.setup.name(), source }
+        })?;
+        let is_done = || values.iter().any(|value| server_error(value).is_none());
+        if let Some(replicas) = wiring.target.replicas().filter(|_| lasting && is_done()) {
+            let slot = pipe.cmd_iter().find_map(|command| match place(command) {
+                Destination::Slot(slot) if wiring.cluster => Some(slot),
+                _ => None,
+            });
+            // Boxed, since it is rarely needed.
+            Box::pin(replicas.confirm(&self.setup, &run, slot)).await?;
+        }
+        Ok(values)
     }
 
     /// Waits for the answer to a call on a connection made after `doubts` timeouts. When the
@@ -278,17 +299,50 @@ fn read(current: &RwLock<Option<Connected>>) -> Option<Connected> {
 }
 
 impl Setup {
-    /// Host and port, or a path.
-    pub(super) fn name(&self) -> &str {
+    /// Host and port, or a path. Behind sentinels also their service.
+    pub(super) fn name(&self) -> String {
+        let target = &self.wiring.target;
+        if target.is_sentinel() { target.to_string() } else { self.name.clone() }
+    }
+
+    /// A name that never changes.
+    pub(super) fn key(&self) -> &str {
         &self.name
+    }
+
+    /// Connects, behind sentinels to the current primary.
+    pub(super) async fn open(
+        &self,
+        config: &AsyncConnectionConfig,
+    ) -> Result<MultiplexedConnection, RedisError> {
+        let client = self.wiring.target.primary(&self.client).await?;
+        let connecting = client.get_multiplexed_async_connection_with_config(config);
+        let mut connection = connecting.await.map_err(|source| self.connect_error(source))?;
+        if self.wiring.target.is_sentinel() {
+            let mut info = Pipeline::with_capacity(1);
+            info.cmd("INFO").arg("replication");
+            let values = self.handshake(&mut connection, &info).await?;
+            if let Some(error) = values.iter().find_map(server_error) {
+                return Err(self.refused("INFO", error));
+            }
+            let info = text(values)?;
+            let role = field(&info, "role");
+            if role != "master" {
+                let message = format!(
+                    "READONLY the sentinels name it as the primary, but its role is {role:?}; if that does not end with a failover, check `sentinel monitor`"
+                );
+                let (target, command) = (self.name(), "INFO");
+                return Err(RedisError::Refused { target, command, message });
+            }
+        }
+        Ok(connection)
     }
 
     /// Makes a connection that is ready for use.
     pub(super) async fn connect(&self) -> Result<Connected, RedisError> {
         let wiring = &self.wiring;
         let doubts = wiring.doubts();
-        let connecting = self.client.get_multiplexed_async_connection_with_config(&wiring.config);
-        let connection = connecting.await.map_err(|source| self.connect_error(source))?;
+        let connection = self.open(&wiring.config).await?;
         let mut connected = Connected {
             number: CONNECTIONS.fetch_add(1, Ordering::Relaxed),
             connection,
@@ -306,6 +360,8 @@ impl Setup {
                 recovered = self.recover(&mut connected, &self.slots).await;
             }
             recovered?;
+        } else if wiring.target.replicas().is_some() {
+            connected.run = run_of(self, &mut connected.connection).await?;
         }
         Ok(connected)
     }
@@ -324,18 +380,14 @@ impl Setup {
         if let Some(error) = values.iter().find_map(server_error) {
             return Err(self.refused("SCRIPT LOAD", error));
         }
-        let info = Reply::new(Value::Array(values)).and_then(|mut reply| reply.text());
-        let info = info.map_err(|source| misread("INFO", source))?;
-        let field = |name: &str| {
-            info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap_or("")
-        };
-        let version = field("redis_version");
+        let info = text(values)?;
+        let version = field(&info, "redis_version");
         let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));
         if (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) < MIN_VERSION {
-            let (target, version) = (self.name.clone(), version.to_owned());
+            let (target, version) = (self.name(), version.to_owned());
             return Err(RedisError::Version { target, version });
         }
-        Ok(field("run_id").to_owned())
+        Ok(run_id(&info).to_owned())
     }
 
     /// Retries the recovery of shards that were being migrated. After an error the connection must
@@ -377,7 +429,7 @@ impl Setup {
         }
         if revoked > 0 {
             info!(
-                redis = self.name,
+                redis = self.name(),
                 leases = revoked,
                 "Redis is another run than before: its leases were revoked"
             );
@@ -385,7 +437,7 @@ impl Setup {
         Ok(())
     }
 
-    async fn handshake(
+    pub(super) async fn handshake(
         &self,
         connection: &mut MultiplexedConnection,
         pipe: &Pipeline,
@@ -398,12 +450,29 @@ impl Setup {
     }
 
     fn connect_error(&self, source: redis::RedisError) -> RedisError {
-        connect_error(self.name.clone(), &self.client, source)
+        connect_error(self.name(), &self.client, source)
     }
 
-    fn refused(&self, command: &'static str, error: &ServerError) -> RedisError {
-        refused(&self.name, command, error)
+    pub(super) fn refused(&self, command: &'static str, error: &ServerError) -> RedisError {
+        refused(&self.name(), command, error)
     }
+}
+
+/// The first of these replies.
+pub(super) fn text(values: Vec<Value>) -> Result<String, RedisError> {
+    let text = Reply::new(Value::Array(values)).and_then(|mut reply| reply.text());
+    text.map_err(|source| misread("INFO", source))
+}
+
+/// A field in the reply to `INFO`; empty if it is missing.
+fn field<'a>(info: &'a str, name: &str) -> &'a str {
+    let found = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    found.unwrap_or_default().trim()
+}
+
+/// The id of the run in the reply to `INFO server`.
+pub(super) fn run_id(info: &str) -> &str {
+    field(info, "run_id")
 }
 
 /// A refusal by the server `target`.

@@ -154,7 +154,7 @@ impl Pooled {
             "within {waited:?}, none of the {POOLED_MAX} connections became free, and no other could be made"
         );
         let source = std::io::Error::new(std::io::ErrorKind::TimedOut, text).into();
-        RedisError::Connect { target: self.setup.name().to_owned(), source }
+        RedisError::Connect { target: self.setup.name(), source }
     }
 }
 
@@ -189,6 +189,11 @@ impl Own {
     /// Number of timeouts before the connection was made.
     pub(super) fn doubts(&self) -> u64 {
         self.connected.doubts()
+    }
+
+    /// The run of the server.
+    pub(super) fn run(&self) -> Arc<str> {
+        self.connected.run()
     }
 
     /// Whether a call may use it. A server that restarts closes an idle connection; then it accepts
@@ -239,7 +244,7 @@ impl ManageConnection for Maker {
             return Ok(());
         }
         let source = std::io::Error::from(std::io::ErrorKind::BrokenPipe).into();
-        Err(RedisError::Connect { target: self.setup.name().to_owned(), source })
+        Err(RedisError::Connect { target: self.setup.name(), source })
     }
 
     fn has_broken(&self, own: &mut Own) -> bool {

@@ -40,6 +40,57 @@ pub struct ServerInfo {
     pub append_only: bool,
     /// Whether the last write to that file succeeded.
     pub append_ok: bool,
+    /// Its replicas.
+    pub replication: Replication,
+}
+
+/// The replicas of a server, as it sees them.
+#[derive(Debug, Clone, Copy, Serialize, Default, PartialEq, Eq)]
+pub struct Replication {
+    /// Number of replicas that are connected and have its data; without those that still load it.
+    pub replicas: u64,
+    /// Seconds since the one that is silent longest was heard. Usually 0 or 1.
+    pub lag_seconds: u64,
+    /// Bytes of the replication stream that the last one has not confirmed. They confirm once a
+    /// second, so some bytes are usual.
+    pub lag_bytes: u64,
+}
+
+impl Replication {
+    fn parse(text: &str) -> Self {
+        let offset = field(text, "master_repl_offset").parse().unwrap_or(0_u64);
+        let mut found = Self::default();
+        // slave0:ip=10.0.0.2,port=6379,state=online,offset=1234,lag=0
+        let lines = text.lines().filter_map(|line| line.strip_prefix("slave")?.split_once(':'));
+        for (_, properties) in lines.filter(|(number, _)| number.parse::<u32>().is_ok()) {
+            let property = |name: &str| {
+                let mut pairs =
+                    properties.trim().split(',').filter_map(|pair| pair.split_once('='));
+                pairs.find(|(key, _)| *key == name).map_or("", |(_, value)| value)
+            };
+            if property("state") != "online" {
+                continue;
+            }
+            found.replicas += 1;
+            found.lag_seconds = found.lag_seconds.max(property("lag").parse().unwrap_or(0));
+            let behind = offset.saturating_sub(property("offset").parse().unwrap_or(0));
+            found.lag_bytes = found.lag_bytes.max(behind);
+        }
+        found
+    }
+
+    /// The one of two servers with fewer replicas, or else with a longer lag.
+    #[must_use]
+    pub(crate) fn worse(self, other: Self) -> Self {
+        let rank = |of: Self| (of.replicas, u64::MAX - of.lag_seconds, u64::MAX - of.lag_bytes);
+        if rank(other) < rank(self) { other } else { self }
+    }
+}
+
+/// A field in the reply to `INFO`; empty if it is missing.
+fn field<'a>(text: &'a str, name: &str) -> &'a str {
+    let found = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    found.unwrap_or_default().trim()
 }
 
 impl ServerInfo {
@@ -59,12 +110,7 @@ impl ServerInfo {
 
     /// Parses the reply to `INFO`.
     pub(crate) fn parse(text: &str) -> Self {
-        let field = |name: &str| {
-            text.lines()
-                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
-                .unwrap_or_default()
-                .trim()
-        };
+        let field = |name: &str| field(text, name);
         let number = |name: &str| field(name).parse().unwrap_or(0);
         Self {
             version: field("redis_version").to_owned(),
@@ -77,7 +123,17 @@ impl ServerInfo {
             clients_max: number("maxclients"),
             append_only: field("aof_enabled") == "1",
             append_ok: field("aof_last_write_status") != "err",
+            replication: Replication::parse(text),
         }
+    }
+
+    /// The fullest of several servers, with the replicas of the one that has the fewest; `None`
+    /// without a server.
+    pub(crate) fn worst(infos: impl IntoIterator<Item = Self>) -> Option<Self> {
+        let infos: Vec<Self> = infos.into_iter().collect();
+        let replication = infos.iter().map(|info| info.replication).reduce(Replication::worse)?;
+        let fullest = infos.into_iter().max_by_key(Self::fullness)?;
+        Some(Self { replication, ..fullest })
     }
 }
 
@@ -221,6 +277,25 @@ mod tests {
         assert_eq!((info.eviction.as_str(), info.role.as_str()), ("allkeys-lru", "master"));
         assert_eq!((info.clients, info.clients_max), (3, 10_000));
         assert!(info.append_only && info.append_ok);
+    }
+
+    #[test]
+    fn only_replicas_that_have_the_data_count() {
+        let info = ServerInfo::parse(
+            "role:master\r\nconnected_slaves:3\r\n\
+             slave0:ip=10.0.0.2,port=6379,state=online,offset=900,lag=1\r\n\
+             slave1:ip=10.0.0.3,port=6379,state=wait_bgsave,offset=0,lag=0\r\n\
+             slave2:ip=10.0.0.4,port=6379,state=online,offset=990,lag=0\r\n\
+             slaves_waiting_psync:0\r\nmaster_repl_offset:1000\r\n",
+        );
+        let two = Replication { replicas: 2, lag_seconds: 1, lag_bytes: 100 };
+        assert_eq!(info.replication, two);
+        let one = Replication { replicas: 1, lag_seconds: 0, lag_bytes: 0 };
+        let fullest = ServerInfo { memory_used: 9, replication: two, ..ServerInfo::default() };
+        let other = ServerInfo { memory_used: 1, replication: one, ..ServerInfo::default() };
+        let worst = ServerInfo::worst([other, fullest]).unwrap();
+        assert_eq!((worst.memory_used, worst.replication), (9, one));
+        assert_eq!(two.worse(Replication { lag_bytes: 101, ..two }).lag_bytes, 101);
     }
 
     #[test]

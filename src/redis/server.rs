@@ -213,8 +213,8 @@ impl Server {
         for answer in self.link.ask_every("INFO", &redis::cmd("INFO")).await? {
             infos.push(ServerInfo::parse(&self.link.read::<String>("INFO", answer)?));
         }
-        let fullest = infos.into_iter().max_by_key(ServerInfo::fullness);
-        fullest.ok_or_else(|| self.link.misread("INFO", ReplyError::unexpected("one", "none")))
+        ServerInfo::worst(infos)
+            .ok_or_else(|| self.link.misread("INFO", ReplyError::unexpected("one", "none")))
     }
 
     /// Its clock, since 1970; in a cluster, that of the first primary.

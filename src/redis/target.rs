@@ -10,19 +10,24 @@ use redis::{Client, ConnectionAddr, ErrorKind, IntoConnectionInfo as _, TlsCerti
 use tokio::sync::watch;
 
 use super::error::RedisError;
+use super::replicas::{ReplicaWait, Replicas};
+use super::sentinel::Sentinels;
 use super::url::{RedisUrl, RedisUrlError};
 use crate::id::Prefix;
 
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A Redis deployment: one server, or a cluster. Cheap to clone; clones share what they learn.
+/// A Redis deployment: one server, a cluster, or the primary that sentinels name. Cheap to clone;
+/// clones share what they learn.
 #[derive(Clone)]
-pub struct Target(Arc<Inner>, Prefix);
+pub struct Target(Arc<Inner>, Prefix, Option<Arc<Replicas>>);
 
 struct Inner {
-    /// The servers in the URL: one, or nodes of a cluster.
+    /// The servers in the URL: one, or nodes of a cluster. Of sentinels: settings for the primary,
+    /// with a host that stands for its own.
     seeds: Vec<Client>,
     cluster: bool,
+    sentinels: Option<Sentinels>,
     shown: String,
     /// The last known primaries of a cluster.
     primaries: RwLock<Vec<Client>>,
@@ -78,23 +83,49 @@ impl Target {
                 _ => Client::open(info),
             }
         };
-        let seeds: Vec<Client> = url.seeds().into_iter().map(open).collect::<Result<_, _>>()?;
+        let mut seeds: Vec<Client> = url.seeds().into_iter().map(open).collect::<Result<_, _>>()?;
+        let sentinels = match (url.service(), url.primary()) {
+            (Some(service), Some(primary)) => {
+                let template = open(primary)?;
+                let clients = std::mem::replace(&mut seeds, vec![template.clone()]);
+                Some(Sentinels::new(clients, service.to_owned(), template))
+            }
+            _ => None,
+        };
         let shown: Vec<String> = seeds.iter().map(address).collect();
         let inner = Inner {
             seeds,
             cluster: url.is_cluster(),
+            sentinels,
             shown: shown.join(","),
             primaries: RwLock::default(),
             next: AtomicUsize::new(rand::random::<u16>().into()),
             doubts: watch::Sender::new(0),
         };
-        Ok(Self(Arc::new(inner), Prefix::default()))
+        Ok(Self(Arc::new(inner), Prefix::default(), None))
     }
 
     /// The same deployment with this prefix for our keys.
     #[must_use]
     pub fn with_prefix(self, prefix: Prefix) -> Self {
-        Self(self.0, prefix)
+        Self(self.0, prefix, self.2)
+    }
+
+    /// The same deployment. The results of lasting writes are used only once replicas have them.
+    #[must_use]
+    pub fn with_wait(self, wait: Option<ReplicaWait>) -> Self {
+        Self(self.0, self.1, wait.map(|wait| Arc::new(Replicas::new(wait))))
+    }
+
+    /// The number of replicas that must have a lasting write before its result is used; 0: none.
+    #[must_use]
+    pub fn wait_replicas(&self) -> u8 {
+        self.2.as_ref().map_or(0, |replicas| replicas.wanted())
+    }
+
+    /// How to wait for replicas, if at all.
+    pub(super) fn replicas(&self) -> Option<&Replicas> {
+        self.2.as_deref()
     }
 
     /// The prefix of our keys.
@@ -104,7 +135,7 @@ impl Target {
     }
 
     /// The underlying client, for other kinds of connections; of a cluster, that of the first node
-    /// in the URL.
+    /// in the URL. Behind sentinels it has settings, but no address: see [`Self::primary`].
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.0.seeds[0]
@@ -116,18 +147,34 @@ impl Target {
         self.0.cluster
     }
 
+    /// Whether sentinels name the primary.
+    #[must_use]
+    pub fn is_sentinel(&self) -> bool {
+        self.0.sentinels.is_some()
+    }
+
+    /// How many sentinels name the same primary, and how many there are; `None` without sentinels.
+    pub(crate) async fn agreeing_sentinels(&self) -> Option<(usize, usize)> {
+        match &self.0.sentinels {
+            Some(sentinels) => Some(sentinels.agreeing().await),
+            None => None,
+        }
+    }
+
+    /// The server to connect to when `client` is known: behind sentinels the current primary.
+    ///
+    /// # Errors
+    /// If the sentinels name none.
+    pub(super) async fn primary(&self, client: &Client) -> Result<Client, RedisError> {
+        match &self.0.sentinels {
+            Some(sentinels) => sentinels.primary().await,
+            None => Ok(client.clone()),
+        }
+    }
+
     /// A node of the cluster, with the connection settings of the URL.
     pub(super) fn node(&self, host: &str, port: u16) -> Client {
-        let info = self.client().get_connection_info();
-        let host = host.to_owned();
-        let addr = match info.addr() {
-            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-                let (insecure, tls_params) = (*insecure, tls_params.clone());
-                ConnectionAddr::TcpTls { host, port, insecure, tls_params }
-            }
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        Client::open(info.clone().set_addr(addr)).unwrap_or_else(|_| self.client().clone())
+        at(self.client(), host, port)
     }
 
     /// One node as a single server.
@@ -136,11 +183,12 @@ impl Target {
             shown: address(&client),
             seeds: vec![client],
             cluster: false,
+            sentinels: None,
             primaries: RwLock::default(),
             next: AtomicUsize::new(0),
             doubts: watch::Sender::new(0),
         };
-        Self(Arc::new(inner), self.1.clone())
+        Self(Arc::new(inner), self.1.clone(), None)
     }
 
     /// Notes a timeout: other connections of the process may be dead too. Existing connections are
@@ -189,23 +237,27 @@ impl Target {
     }
 
     pub(super) fn connect_error(&self, source: redis::RedisError) -> RedisError {
-        connect_error(self.0.shown.clone(), self.client(), source)
+        connect_error(self.to_string(), self.client(), source)
     }
 
     pub(crate) fn unknown(&self, source: redis::RedisError) -> RedisError {
-        RedisError::Unknown { target: self.0.shown.clone(), source }
+        RedisError::Unknown { target: self.to_string(), source }
     }
 
     /// A separate connection for subscriptions. In a cluster it leads to any node, because messages
     /// reach all of them, and to a different one at every call. It does not come from a pool: it
     /// stays open as long as the process runs, needs neither scripts nor `recover`, and can send no
-    /// other command.
+    /// other command. Behind sentinels it leads to the primary.
     ///
     /// # Errors
     /// If no connection can be made.
     pub async fn subscriber(&self) -> Result<redis::aio::PubSub, RedisError> {
         let mut failed = timed_out();
-        for client in self.candidates() {
+        let candidates = match &self.0.sentinels {
+            Some(sentinels) => vec![sentinels.primary().await?],
+            None => self.candidates(),
+        };
+        for client in candidates {
             match tokio::time::timeout(CONNECT_TIMEOUT, client.get_async_pubsub()).await {
                 Ok(Ok(connection)) => return Ok(connection),
                 Ok(Err(error)) => failed = error,
@@ -242,6 +294,20 @@ pub(super) fn connect_error(
     RedisError::Connect { target, source }
 }
 
+/// The server at another host and port, with the settings of `client`.
+pub(super) fn at(client: &Client, host: &str, port: u16) -> Client {
+    let info = client.get_connection_info();
+    let host = host.to_owned();
+    let addr = match info.addr() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            let (insecure, tls_params) = (*insecure, tls_params.clone());
+            ConnectionAddr::TcpTls { host, port, insecure, tls_params }
+        }
+        _ => ConnectionAddr::Tcp(host, port),
+    };
+    Client::open(info.clone().set_addr(addr)).unwrap_or_else(|_| client.clone())
+}
+
 /// Host and port, or the path of the socket.
 pub(super) fn address(client: &Client) -> String {
     client.get_connection_info().addr().to_string()
@@ -249,13 +315,16 @@ pub(super) fn address(client: &Client) -> String {
 
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.shown)
+        fmt::Display::fmt(self, f)
     }
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.shown)
+        match &self.0.sentinels {
+            Some(sentinels) => f.write_str(&sentinels.shown()),
+            None => f.write_str(&self.0.shown),
+        }
     }
 }
 

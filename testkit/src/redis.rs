@@ -15,6 +15,7 @@ use redis::aio::MultiplexedConnection;
 use tempfile::TempDir;
 
 use super::process::signal;
+use super::wait::eventually;
 
 /// The options of a [`RedisServer`].
 #[derive(Debug, Clone, Copy, Default)]
@@ -153,6 +154,35 @@ impl RedisServer {
         signal(self.child.as_ref().expect("the server runs").id(), "CONT");
     }
 
+    /// A replica of this server, which has its data already.
+    pub async fn replica(&self) -> Self {
+        let port = self.tcp_addr().port().to_string();
+        let arguments = ["--replicaof", "127.0.0.1", &port].map(str::to_owned);
+        let replica = Self::start_with(
+            Options { persistence: Persistence::None, ..self.options },
+            &arguments,
+        );
+        replica.in_step().await;
+        replica
+    }
+
+    /// Waits until this replica has the data of its primary.
+    pub async fn in_step(&self) {
+        eventually(Duration::from_secs(30), "the replica is in step", async || {
+            self.ask(&["INFO", "replication"]).await.contains("master_link_status:up")
+        })
+        .await;
+    }
+
+    /// Sends a command. Returns its answer as text.
+    pub async fn ask(&self, command: &[&str]) -> String {
+        let mut connection = self.connection().await;
+        let mut cmd = redis::cmd(command[0]);
+        cmd.arg(&command[1..]);
+        let value: redis::Value = cmd.query_async(&mut connection).await.unwrap();
+        redis::from_redis_value(value.clone()).unwrap_or_else(|_| format!("{value:?}"))
+    }
+
     /// Restarts on the same directory, and kills the server first if it still runs.
     pub fn restart(&mut self) {
         if self.child.is_some() {
@@ -215,13 +245,15 @@ impl RedisServer {
         };
         // A write beyond a limit of its files must fail, and not end the server.
         let mut child = Command::new("sh")
-            .args(["-c", "trap '' XFSZ; exec redis-server \"$@\"", "redis-server"])
+            .args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", &program()])
             .current_dir(self.directory.path())
             .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
             .args(["--unixsocket", &self.socket().to_string_lossy()])
             .args(["--save", "", "--appendonly", appendonly, "--appendfsync", appendfsync])
             .args(["--maxmemory", &self.options.max_memory.to_string()])
             .args(["--maxmemory-policy", "noeviction"])
+            // A replica does not wait for others.
+            .args(["--repl-diskless-sync-delay", "0"])
             .args(self.arguments.iter().map(|argument| {
                 let argument = argument.replace("{port}", &self.other_port.to_string());
                 argument.replace("{tls}", &self.tls_port.to_string())
@@ -233,8 +265,10 @@ impl RedisServer {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut output = String::new();
         for line in lines.by_ref().map_while(Result::ok) {
-            // Redis prints this for its last listener, after the data is loaded.
-            if line.contains("eady to accept connections at") {
+            // Redis prints one of these for its last listener, after the data is loaded: up to 7.0
+            // the first one, later and in Valkey the second one.
+            let ready = ["eady to accept connections at", "Ready to accept connections unix"];
+            if ready.iter().any(|text| line.contains(text)) {
                 // A full pipe would block the server. The thread ends with it.
                 std::thread::spawn(move || lines.for_each(drop));
                 return Ok(child);
@@ -253,6 +287,13 @@ impl Drop for RedisServer {
             self.kill9();
         }
     }
+}
+
+/// The program of the servers: `redis-server`, or the one that `FAIRLANE_TEST_REDIS` names, for
+/// example a `valkey-server`.
+#[expect(clippy::disallowed_methods, reason = "the setting of the tests, which no program reads")]
+pub fn program() -> String {
+    std::env::var("FAIRLANE_TEST_REDIS").unwrap_or_else(|_| "redis-server".to_owned())
 }
 
 /// A free port that this process has not returned before.

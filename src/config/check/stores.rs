@@ -1,9 +1,14 @@
 //! `[redis]` and `[mongodb]`.
 
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
 use super::Fault;
 use crate::config::certificates::{self, Unusable};
 use crate::config::{Config, RedisUrl};
 
+/// The bounds of `redis.wait_timeout`.
+const WAIT_TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(10);
 const DATABASE_MAX_BYTES: usize = 63;
 /// Characters that MongoDB forbids in a database name, on any of its platforms.
 const DATABASE_FORBIDDEN: &[char] = &['/', '\\', '.', ' ', '"', '$', '*', '<', '>', ':', '|', '?'];
@@ -13,7 +18,22 @@ const DATABASE_TAKEN: [&str; 3] = ["admin", "config", "local"];
 impl Config {
     pub(super) fn check_stores(&self) -> Result<(), Fault> {
         self.check_certificates()?;
+        self.check_replicas()?;
         database("mongodb.database", &self.mongodb.database)
+    }
+
+    fn check_replicas(&self) -> Result<(), Fault> {
+        let redis = &self.redis;
+        if redis.wait_replicas > 0 && redis.url.is_none() {
+            let problem = "is set, but redis.url is empty, and a private Redis has no replicas; \
+                           set redis.url, or leave it out";
+            return Err(Fault::new("redis.wait_replicas", problem).or("redis.url"));
+        }
+        if !WAIT_TIMEOUT.contains(&redis.wait_timeout) {
+            let problem = format!("is {:?}; write 10ms to 10s", redis.wait_timeout);
+            return Err(Fault::new("redis.wait_timeout", problem));
+        }
+        Ok(())
     }
 
     /// Checks that the certificate files can be read, and that TLS is in use.
@@ -28,8 +48,8 @@ impl Config {
         if let Some((key, _)) = named
             && !redis.url.as_ref().is_some_and(RedisUrl::is_tls)
         {
-            let problem = "is set, but redis.url does not ask for TLS; write rediss://… or \
-                           rediss+cluster://… there, or leave it out";
+            let problem = "is set, but redis.url does not ask for TLS; write rediss://…, rediss+cluster://… \
+                           or rediss+sentinel://… there, or leave it out";
             return Err(Fault::new(key, problem).or("redis.url"));
         }
         match certificates::read(redis) {

@@ -228,6 +228,8 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
             key_file: certificates::path(top.text("redis.key_file")),
             shards: shards(&top)?,
             prefix: prefix.clone(),
+            wait_replicas: top.count("redis.wait_replicas", (0, WAIT_REPLICAS_MAX))?,
+            wait_timeout: top.duration("redis.wait_timeout")?,
         },
         mongodb: MongoConfig {
             url: mongo_url,
@@ -250,6 +252,9 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
     };
     config.find_fault().map_or(Ok(config), |fault| Err(fault.into_error(layers)))
 }
+
+/// Maximum of `redis.wait_replicas`.
+const WAIT_REPLICAS_MAX: u64 = 10;
 
 fn shards(top: &Reader<'_>) -> Result<ShardCount, ConfigError> {
     let number = top.number("redis.shards", (1, ShardCount::MAX.into()))?;

@@ -1,10 +1,13 @@
 //! The stores: `[redis]` and `[mongodb]`.
 
+use std::num::NonZeroU8;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::config::certificates;
 use crate::config::{ConfigError, MongoUrl, Origin, RedisUrl};
 use crate::id::{Prefix, ShardCount};
+use crate::redis::ReplicaWait;
 
 /// The Redis to use, and how its data is divided.
 #[derive(Debug, Clone)]
@@ -21,9 +24,20 @@ pub struct RedisConfig {
     pub prefix: Prefix,
     /// The number of shards of each pipeline. Fixed when the data is created.
     pub shards: ShardCount,
+    /// Number of replicas that must confirm a write before its result is used. 0 to 10; 0: none.
+    pub wait_replicas: u8,
+    /// Maximum wait for them. 10 ms to 10 s.
+    pub wait_timeout: Duration,
 }
 
 impl RedisConfig {
+    /// How to wait for replicas, if at all.
+    #[must_use]
+    pub fn wait(&self) -> Option<ReplicaWait> {
+        let replicas = NonZeroU8::new(self.wait_replicas)?;
+        Some(ReplicaWait { replicas, timeout: self.wait_timeout })
+    }
+
     /// Reads the certificates that the settings name; `None` if they name none.
     ///
     /// # Errors

@@ -227,6 +227,7 @@ pub struct EndedEarly {
 impl Call for Begin<'_> {
     type Reply = Judged;
     const NAME: &'static str = "begin";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let Self { keys, bot, throttle, events, .. } = self;

@@ -347,6 +347,7 @@ pub struct Promoted {
 impl Call for Promote<'_> {
     type Reply = Promoted;
     const NAME: &'static str = "promote";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let keys = self.keys;

@@ -38,6 +38,7 @@ pub struct Record<'a> {
 impl Call for Record<'_> {
     type Reply = ();
     const NAME: &'static str = "record";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let Kept { keep_ms, done_bytes, failed_bytes, bot_bytes } = self.kept;

@@ -79,6 +79,7 @@ pub enum Audited {
 impl Call for Audit<'_> {
     type Reply = Audited;
     const NAME: &'static str = "audit";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::audit, 10 + self.bots.len());

@@ -133,6 +133,7 @@ impl Attempts {
 impl Call for Claim<'_> {
     type Reply = Claimed;
     const NAME: &'static str = "claim";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::claim, 9);

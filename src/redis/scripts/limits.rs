@@ -33,6 +33,7 @@ pub struct Permitted {
 impl Call for Permit<'_> {
     type Reply = Permitted;
     const NAME: &'static str = "permit";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::permit, 3);
@@ -126,6 +127,7 @@ pub struct Budgeted {
 impl Call for Budget<'_> {
     type Reply = Budgeted;
     const NAME: &'static str = "budget";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::budget, 2);

@@ -146,6 +146,10 @@ pub trait Call {
     type Reply;
     /// The name of the script: file, metric label.
     const NAME: &'static str;
+    /// Whether its result is used only once replicas have the write, if the target asks for that.
+    /// False for reads, and for writes whose loss in a failover is harmless: leases, locks,
+    /// samples, positions of trimming.
+    const LASTING: bool = true;
     /// The command that runs it.
     fn command(&self) -> Cmd;
     /// Parses the reply.

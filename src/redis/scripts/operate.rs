@@ -152,6 +152,7 @@ pub struct Hold<'a> {
 impl Call for Hold<'_> {
     type Reply = bool;
     const NAME: &'static str = "hold";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::hold, 1);
@@ -180,6 +181,7 @@ pub struct Readers<'a> {
 impl Call for Readers<'_> {
     type Reply = Vec<usize>;
     const NAME: &'static str = "readers";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::readers, 1);
@@ -216,6 +218,7 @@ pub struct Note<'a> {
 impl Call for Note<'_> {
     type Reply = ();
     const NAME: &'static str = "note";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::note, 1);
@@ -266,6 +269,7 @@ pub struct Trim<'a> {
 impl Call for Trim<'_> {
     type Reply = u64;
     const NAME: &'static str = "trim";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::trim, 1);
@@ -304,6 +308,7 @@ impl Heads<'_> {
 impl Call for Heads<'_> {
     type Reply = Vec<Head>;
     const NAME: &'static str = "heads";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::heads, self.bots.len());
@@ -354,6 +359,7 @@ pub enum Reconciled {
 impl Call for Reconcile<'_> {
     type Reply = Reconciled;
     const NAME: &'static str = "reconcile";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::reconcile, 8 + self.bots.len());
@@ -403,6 +409,7 @@ pub struct Beat<'a> {
 impl Call for Beat<'_> {
     type Reply = Vec<String>;
     const NAME: &'static str = "beat";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::beat, 1);

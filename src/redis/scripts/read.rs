@@ -59,6 +59,7 @@ pub struct Peeked {
 impl Call for Peek<'_> {
     type Reply = Peeked;
     const NAME: &'static str = "peek";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::peek, 1);
@@ -95,6 +96,7 @@ pub struct ReadSlice<'a> {
 impl Call for ReadSlice<'_> {
     type Reply = Vec<Vec<u8>>;
     const NAME: &'static str = "slice";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::slice, 1);
@@ -124,6 +126,7 @@ pub struct ReadLane<'a> {
 impl Call for ReadLane<'_> {
     type Reply = Vec<Vec<u8>>;
     const NAME: &'static str = "slice";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let ReadSlice { keys, bot, limit, bytes } = self.slice;
@@ -187,6 +190,7 @@ pub struct RawLetter {
 impl Call for Letters<'_> {
     type Reply = LetterPortion;
     const NAME: &'static str = "letters";
+    const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::letters, 1);

@@ -24,6 +24,8 @@ mod push_order;
 mod rate;
 mod recovery;
 mod replay;
+mod replicas;
 mod scripts;
+mod sentinel;
 mod starting;
 mod store;

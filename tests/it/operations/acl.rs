@@ -70,11 +70,13 @@ fn bot(name: &str) -> BotId {
 #[tokio::test]
 async fn the_rights_that_readme_lists_suffice_and_none_is_too_much() {
     let (server, url) = guarded().await;
+    let _replica = server.replica().await;
     let url = format!("{url:?}");
     let mongo_server = MongoServer::start(mongo::Options::default());
     let mongo = format!("{:?}", mongo_server.url());
     let settings = [
         ("redis.url", &*url),
+        ("redis.wait_replicas", "1"),
         ("mongodb.url", &mongo),
         ("pipelines.notifications.enabled", "true"),
         ("callbacks.allow_nets", "[\"127.0.0.1\"]"),

@@ -42,6 +42,8 @@ const SHARED: &[&str] = &[
     "fairlane_queue_depth",
     "fairlane_queue_oldest_age_seconds",
     "fairlane_redis_memory_bytes",
+    "fairlane_redis_replica_lag_bytes",
+    "fairlane_redis_replicas",
 ];
 
 static SELECTOR: LazyLock<Regex> = LazyLock::new(|| {
@@ -429,9 +431,7 @@ async fn traffic(client: &Client, stores: &Stores, receiver: &Receiver, round: u
 #[tokio::test]
 async fn every_panel_shows_something_of_a_process_at_work() {
     let stores = Stores::start(Persistence::Always);
-    let mut connection = stores.redis.connection().await;
-    let bound = ["SET", "maxmemory", "1gb"];
-    let () = redis::cmd("CONFIG").arg(&bound).query_async(&mut connection).await.unwrap();
+    stores.redis.ask(&["CONFIG", "SET", "maxmemory", "1gb"]).await;
     let receiver = Receiver::start(async |_| Reply::new(200, "ok")).await;
     let collector = Collector::start().await;
     let endpoint = collector.endpoint();

@@ -65,6 +65,9 @@ const FROM_THE_START: &[(&str, &[(&str, &str)])] = &[
     ("redis_up", &[]),
     ("redis_memory_bytes", &[("kind", "used")]),
     ("redis_memory_bytes", &[("kind", "max")]),
+    ("redis_replicas", &[]),
+    ("redis_replica_lag_bytes", &[]),
+    ("redis_unconfirmed_total", &[]),
     ("mongodb_up", &[]),
     ("build_info", &[("version", env!("CARGO_PKG_VERSION"))]),
 ];

@@ -178,7 +178,6 @@ fn node(options: Options, more: &[String]) -> RedisServer {
         // An unavailable node does not stop the others.
         ["--cluster-require-full-coverage", "no"],
         ["--cluster-port", "{port}"],
-        ["--repl-diskless-sync-delay", "0"],
         ["--cluster-replica-validity-factor", "0"],
     ]
     .concat()

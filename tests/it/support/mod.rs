@@ -26,6 +26,7 @@ pub(crate) mod receivers;
 pub(crate) mod recorder;
 pub(crate) mod roles;
 pub(crate) mod script_harness;
+pub(crate) mod sentinel;
 pub(crate) mod served;
 pub(crate) mod terminal;
 pub(crate) mod tokens;

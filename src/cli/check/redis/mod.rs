@@ -1,5 +1,7 @@
 //! Redis: is it suitable, does it keep its data, and has Fairlane the necessary rights?
 
+mod replicas;
+
 use std::collections::BTreeSet;
 
 use futures_util::{StreamExt as _, stream};
@@ -37,6 +39,7 @@ pub(super) async fn check(config: &Config) -> Vec<Finding> {
     let findings = match redis.target() {
         Ok(target) => {
             let target = target.with_prefix(config.redis.prefix.clone());
+            let target = target.with_wait(config.redis.wait());
             check_server(config, &Server::new(target, ANSWER)).await
         }
         Err(error) => {
@@ -62,6 +65,9 @@ async fn check_server(config: &Config, server: &Server) -> Vec<Finding> {
     let nodes: Vec<_> = stream::iter(nodes).buffered(NODES_AT_ONCE).collect().await;
     let answers = nodes.iter().any(|findings| findings.len() > 1);
     let mut findings: Vec<_> = nodes.into_iter().flatten().collect();
+    if let Some((agree, all)) = server.target().agreeing_sentinels().await {
+        findings.push(replicas::check_sentinels(agree, all));
+    }
     if cluster {
         findings.push(match server.slots_missing().await {
             Ok(missing) => check_slots(primaries.len(), missing),
@@ -147,6 +153,12 @@ async fn check_node(config: &Config, node: &Primary, at: &str) -> Vec<Finding> {
         check_role(name("role"), &info),
         check_eviction(name("eviction"), &info),
         check_durability(name("durability"), &info, node.setting("appendfsync").await),
+        replicas::check(
+            name("replicas"),
+            &info.replication,
+            config.redis.wait_replicas.into(),
+            node.setting("min-replicas-to-write").await,
+        ),
         check_memory(name("memory"), &info),
         check_clients(name("clients"), &info, needed),
         match node.time().await {
@@ -174,7 +186,9 @@ pub(super) fn refused(check: &str, error: &RedisError) -> Finding {
         _ => "",
     };
     let starts = |code: &str| message.starts_with(code);
-    let (why, remedy) = if away {
+    let (why, remedy) = if message.contains("sentinels") {
+        ("nothing starts without the primary", "follow the error text")
+    } else if away {
         (
             "nothing is copied or handled while Redis is unavailable",
             "start that Redis, or correct redis.url (FAIRLANE__REDIS__URL), its user and password",
@@ -193,6 +207,11 @@ pub(super) fn refused(check: &str, error: &RedisError) -> Finding {
         )
     } else if starts("READONLY") {
         ("nothing can be copied or handled", "set redis.url to the primary")
+    } else if starts("NOREPLICAS") {
+        (
+            "nothing is accepted or handled while Redis has too few replicas",
+            "connect its replicas, or lower min-replicas-to-write",
+        )
     } else if starts("CLUSTERDOWN") {
         (
             "while a slot has no primary, the cluster refuses all commands",

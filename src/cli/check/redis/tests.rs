@@ -2,6 +2,7 @@
 
 use super::super::State;
 use super::*;
+use crate::redis::Replication;
 
 fn info() -> ServerInfo {
     ServerInfo {
@@ -15,6 +16,7 @@ fn info() -> ServerInfo {
         append_ok: true,
         clients: 2,
         clients_max: 10_000,
+        replication: Replication::default(),
     }
 }
 

@@ -164,7 +164,7 @@ fn a_top_level_value_out_of_bounds_is_refused_with_its_line_and_a_remedy() {
         ),
         (
             "[redis]\nurl = \"redis://db\"\nca_file = \"/dev/null\"",
-            "f.toml:3: redis.ca_file is set, but redis.url does not ask for TLS; write rediss://… or rediss+cluster://… there, or leave it out",
+            "f.toml:3: redis.ca_file is set, but redis.url does not ask for TLS; write rediss://…, rediss+cluster://… or rediss+sentinel://… there, or leave it out",
         ),
         (
             "[redis]\nurl = \"db:6379\"",

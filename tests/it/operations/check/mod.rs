@@ -1,6 +1,7 @@
 //! `fairlane check`: its findings on real servers, with and without faults.
 
 mod database;
+mod replicas;
 mod targets;
 
 use std::collections::BTreeMap;
