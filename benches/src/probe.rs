@@ -88,6 +88,17 @@ pub(crate) fn cpu_of(info: &str) -> f64 {
     field_of(info, "used_cpu_user_main_thread") + field_of(info, "used_cpu_sys_main_thread")
 }
 
+/// Memory of the data, without buffers of connections and of the append-only file, bytes.
+pub(crate) async fn memory(rig: &Rig) -> Result<f64, BenchError> {
+    Ok(memory_of(&info(rig, "memory").await?))
+}
+
+/// The same in the text of `INFO`.
+pub(crate) fn memory_of(info: &str) -> f64 {
+    let field = |name| field_of(info, name);
+    field("used_memory") - field("mem_clients_normal") - field("mem_aof_buffer")
+}
+
 /// A number in the text of `INFO`; 0 if it is not there.
 pub(crate) fn field_of(info: &str, name: &str) -> f64 {
     info.lines()
@@ -133,6 +144,35 @@ pub(crate) fn commands_of(info: &str) -> Commands {
         }
     }
     commands
+}
+
+/// Number of commands of the yardstick, in writes of this many, to this many lists.
+const YARDSTICK: usize = 100_000;
+const YARDSTICK_WRITE: usize = 100;
+const YARDSTICK_LISTS: usize = 10_000;
+
+/// The yardstick: CPU time of the server's main thread for one pipelined `RPUSH` of 200 bytes, µs.
+/// It tells how fast the server is on this machine at this moment.
+#[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
+pub(crate) async fn yardstick(rig: &Rig) -> Result<f64, BenchError> {
+    let (producer, value) = (rig.producer(), [b'x'; 200]);
+    let lists: Vec<String> = (0..YARDSTICK_LISTS).map(|n| format!("yardstick:{n}")).collect();
+    let before = cpu(rig).await?;
+    let mut pipe = redis::Pipeline::new();
+    for n in 0..YARDSTICK {
+        // The step shares no divisor with the number of lists, so that neighbours are far apart.
+        pipe.rpush(&lists[n * 7_919 % YARDSTICK_LISTS], &value[..]);
+        if pipe.len() == YARDSTICK_WRITE {
+            producer.send(&pipe).await?;
+            pipe.clear();
+        }
+    }
+    let after = cpu(rig).await?;
+    for lists in lists.chunks(1_000) {
+        // The memory of the lists must be free again before the next measurement of memory.
+        rig.command("DEL", Cmd::del(lists)).await?;
+    }
+    Ok((after - before) * 1e6 / YARDSTICK as f64)
 }
 
 /// The rate of a pipelined `redis-benchmark` on this server: RPUSH of 200 bytes, 16 at a time.
