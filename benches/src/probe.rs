@@ -146,33 +146,34 @@ pub(crate) fn commands_of(info: &str) -> Commands {
     commands
 }
 
-/// Number of commands of the yardstick, in writes of this many, to this many lists.
-const YARDSTICK: usize = 100_000;
-const YARDSTICK_WRITE: usize = 100;
-const YARDSTICK_LISTS: usize = 10_000;
+/// The script of the yardstick, and its number of steps, in calls of this many, on this many lists.
+const YARDSTICK: &str = include_str!("yardstick.lua");
+const YARDSTICK_STEPS: u32 = 50_000;
+const YARDSTICK_CALL: u32 = 50;
+const YARDSTICK_LISTS: u32 = 10_000;
+const YARDSTICK_PREFIX: &str = "yardstick:";
 
-/// The yardstick: CPU time of the server's main thread for one pipelined `RPUSH` of 200 bytes, µs.
-/// It tells how fast the server is on this machine at this moment.
-#[expect(clippy::cast_precision_loss, reason = "counts of a bench")]
+/// The yardstick: CPU time of the server's main thread for one step of a script, an `RPUSH` of 200
+/// bytes and an `HINCRBY`, µs. It tells how fast the server is on this machine at this moment. It is
+/// a script, because other work on the machine slows scripts down more than single commands.
 pub(crate) async fn yardstick(rig: &Rig) -> Result<f64, BenchError> {
     let (producer, value) = (rig.producer(), [b'x'; 200]);
-    let lists: Vec<String> = (0..YARDSTICK_LISTS).map(|n| format!("yardstick:{n}")).collect();
     let before = cpu(rig).await?;
     let mut pipe = redis::Pipeline::new();
-    for n in 0..YARDSTICK {
-        // The step shares no divisor with the number of lists, so that neighbours are far apart.
-        pipe.rpush(&lists[n * 7_919 % YARDSTICK_LISTS], &value[..]);
-        if pipe.len() == YARDSTICK_WRITE {
+    for first in (0..YARDSTICK_STEPS).step_by(YARDSTICK_CALL as usize) {
+        let call = pipe.cmd("EVAL").arg(YARDSTICK).arg(1).arg(YARDSTICK_PREFIX);
+        call.arg(first).arg(YARDSTICK_CALL).arg(YARDSTICK_LISTS).arg(&value[..]);
+        if pipe.len() == 10 {
             producer.send(&pipe).await?;
             pipe.clear();
         }
     }
     let after = cpu(rig).await?;
-    for lists in lists.chunks(1_000) {
-        // The memory of the lists must be free again before the next measurement of memory.
-        rig.command("DEL", Cmd::del(lists)).await?;
+    for keys in keys(rig, &format!("{YARDSTICK_PREFIX}*")).await?.chunks(1_000) {
+        // The memory of the keys must be free again before the next measurement of memory.
+        rig.command("DEL", Cmd::del(keys)).await?;
     }
-    Ok((after - before) * 1e6 / YARDSTICK as f64)
+    Ok((after - before) * 1e6 / f64::from(YARDSTICK_STEPS))
 }
 
 /// The rate of a pipelined `redis-benchmark` on this server: RPUSH of 200 bytes, 16 at a time.
