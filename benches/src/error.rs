@@ -131,7 +131,7 @@ pub(crate) enum CommandError {
     )]
     ManyRuleEvents { rules: f64, all: f64 },
     #[error(
-        "{primaries} primaries with {shards} shards do not suffice for this load; the last line above says what does"
+        "--primaries {primaries} with --shards {shards} does not suffice for this load; the last line above says what does"
     )]
     FewPrimaries { primaries: u32, shards: u32 },
     #[error(

@@ -256,7 +256,7 @@ async fn a_plan_names_each_figure_with_its_source_and_judges() {
     let columns: Vec<_> = head.split_whitespace().collect();
     assert_eq!(columns, ["FIGURE", "VALUE", "UNIT", "SOURCE"], "{ran:?}");
     assert!(ran.out.contains("One primary is too small at 60 % of its core."), "{ran:?}");
-    assert!(ran.err.contains("1 primaries with 256 shards do not suffice"), "{ran:?}");
+    assert!(ran.err.contains("--primaries 1 with --shards 256 does not suffice"), "{ran:?}");
 }
 
 #[tokio::test]

@@ -80,7 +80,7 @@ fn compare(shape: Shape, rounds: &[Measured]) -> Vec<Compared> {
     let (bots, each) = (shape.bots as f64, shape.events_per_bot as f64);
     let (bytes, events) = (shape.bytes as f64, shape.events() as f64);
     let density = Density::of_backlog(bots, each);
-    let (received, sent) = model::network(bytes);
+    let (received, sent) = model::network(density, bytes);
     let figure = |name, unit, model: f64, is_judged, of: fn(&Measured) -> f64| {
         let mut all: Vec<f64> = rounds.iter().map(of).collect();
         all.sort_by(f64::total_cmp);

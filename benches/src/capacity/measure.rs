@@ -14,8 +14,7 @@ use crate::error::BenchError;
 use crate::pipeline::{self, generate};
 use crate::{cpu, probe};
 
-/// Number of events per write when publishing. Larger than that of the bench, because producers
-/// and the HTTP interface share writes too.
+/// Number of events between two steps of the progress.
 const CHUNK: usize = 10_000;
 
 /// The shape of a backlog.
@@ -38,7 +37,7 @@ impl Shape {
 /// What a backlog of one shape cost. Processor times are µs of Redis' main thread per event.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct Measured {
-    /// One `RPUSH` of the yardstick, before and after.
+    /// One step of the yardstick, before and after.
     pub(crate) yardstick_us: f64,
     /// Putting an event on the bus.
     pub(crate) write_us: f64,

@@ -169,13 +169,14 @@ fn redis(lines: &mut Lines, wanted: &Wanted, yardstick: f64) {
     lines.add("events per visit", density.per_visit, "events");
     let event = (model::write(bytes) + model::handle(density, bytes)) * yardstick;
     lines.add("Redis per event, full load", event, "µs");
-    let at_rate = model::at_rate(density, bytes, rate) * yardstick;
-    let is_slow = (model::RATES_MEASURED).contains(&rate);
-    let source_of_rate = if is_slow { lines.source } else { Source::Extrapolated };
-    lines.add_as("Redis per event, at this rate", at_rate, "µs", source_of_rate);
     lines.add("one primary: needed share", load(wanted, 1, yardstick) * 100.0, "%");
-    let seen = (at_rate * rate * MICRO).min(1.0) * 100.0;
-    lines.add_as("one primary: share that you see", seen, "%", source_of_rate);
+    // Above the measured rates, calls carry more events than the model knows.
+    if model::RATES_MEASURED.contains(&rate) {
+        let at_rate = model::at_rate(density, bytes, rate) * yardstick;
+        lines.add("Redis per event, at this rate", at_rate, "µs");
+        let seen = (at_rate * rate * MICRO).min(1.0) * 100.0;
+        lines.add("one primary: share that you see", seen, "%");
+    }
     lines.add("one primary: maximum rate", most(wanted, 1, yardstick), "events/s");
     if primaries > 1 {
         let share = load(wanted, primaries, yardstick) * 100.0;
@@ -228,26 +229,27 @@ fn memory(lines: &mut Lines, wanted: &Wanted) {
     lines.add("memory: all", all, "MB");
     let here = source(wanted, wanted.primaries);
     lines.add_as("memory: busiest primary", (bus + divided * share) / MB, "MB", here);
-    let (received, sent) = model::network(bytes);
+    let (received, sent) = model::network(flow(wanted), bytes);
     lines.add("network: Redis receives", rate * received / MB, "MB/s");
     lines.add("network: Redis sends", rate * sent / MB, "MB/s");
 }
 
 /// What Fairlane and MongoDB need.
+#[expect(clippy::cast_precision_loss, reason = "a number of rules")]
 fn others(lines: &mut Lines, wanted: &Wanted, yardstick: f64) {
     let (rate, bytes) = (wanted.events_per_second, f64::from(wanted.bytes));
     let cores = |yardsticks: f64| yardsticks * yardstick * MICRO;
     let events = cores(rate * model::own(flow(wanted), bytes));
     lines.add("Fairlane without its handlers", events, "cores");
     lines.add("of it, the reader of the bus", cores(rate * model::own_copy(bytes)), "cores");
-    if wanted.notifications_per_second > 0.0 {
-        let sending = wanted.notifications_per_second * model::OWN_NOTIFICATION;
-        lines.add("Fairlane: notifications", cores(sending), "cores");
-    }
     if wanted.rule_events_per_second > 0.0 {
         let rules = wanted.rule_events_per_second;
         lines.add("Fairlane: rules", cores(rules * model::OWN_RULE_EVENT), "cores");
         lines.add("MongoDB: rules", cores(rules * model::MONGO_RULE_EVENT), "cores");
+    }
+    if wanted.rules > 0 {
+        let reading = cores(wanted.rules as f64 * model::MONGO_RULE);
+        lines.add("MongoDB: reading all rules, per process", reading, "core-seconds");
     }
 }
 
@@ -362,5 +364,10 @@ mod tests {
         assert_eq!(source(many, event), Source::Model);
         assert_eq!(source(many, "busiest primary: needed share"), Source::Extrapolated);
         assert_eq!(source(WANTED, "yardstick"), Source::Given);
+        let seen = |rate| {
+            let plan = with(Wanted { events_per_second: rate, ..WANTED });
+            plan.lines.iter().any(|line| line.name == "one primary: share that you see")
+        };
+        assert!(seen(5_000.0) && !seen(5_001.0), "no low rate was measured above that");
     }
 }

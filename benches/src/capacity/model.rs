@@ -1,7 +1,7 @@
 //! The model: what an event, a bot, a visit and a notification cost.
 //!
-//! Processor times are in yardsticks: multiples of the time that Redis needs for one pipelined `RPUSH`
-//! of 200 bytes ([`crate::probe::yardstick`]). They were fitted to the measurements in
+//! Processor times are in yardsticks: multiples of the time that Redis needs for one step of a
+//! script ([`crate::probe::yardstick`]). They were fitted to the measurements in
 //! `docs/capacity.md`. Bytes are absolute.
 
 use std::ops::RangeInclusive;
@@ -13,11 +13,11 @@ use rand::{Rng as _, SeedableRng as _};
 const ROUND: f64 = 2_000.0;
 /// Maximum number of events of a slice: `batch`.
 const SLICE_EVENTS: f64 = 100.0;
-/// The largest events, the most primaries and the steady rates that were measured. Beyond them the
-/// model extrapolates.
+/// The largest events, the most primaries and the low rates that were measured. Beyond them the model
+/// extrapolates.
 pub(super) const BYTES_MEASURED: f64 = 10_000.0;
-pub(super) const PRIMARIES_MEASURED: u32 = 10;
-pub(super) const RATES_MEASURED: RangeInclusive<f64> = 500.0..=20_000.0;
+pub(super) const PRIMARIES_MEASURED: u32 = 6;
+pub(super) const RATES_MEASURED: RangeInclusive<f64> = 500.0..=5_000.0;
 
 /// A cost with a fixed part and one for each KB of an event.
 #[derive(Debug, Clone, Copy)]
@@ -33,53 +33,54 @@ impl Sized {
 }
 
 /// Putting an event on the bus, yardsticks.
-const WRITE: Sized = Sized { base: 1.0, per_kb: 0.5 };
+const WRITE: Sized = Sized { base: 0.33, per_kb: 0.35 };
 /// Reading it from the bus, yardsticks. In a cluster, this and the above load one primary.
-const READ: Sized = Sized { base: 0.3, per_kb: 0.2 };
+const READ: Sized = Sized { base: 0.1, per_kb: 0.5 };
 /// Each event in the queues, yardsticks.
-const EVENT: Sized = Sized { base: 1.0, per_kb: 3.0 };
+const EVENT: Sized = Sized { base: 0.1, per_kb: 1.5 };
 /// Each visit of a bot: its claim, read and completion, yardsticks.
-const VISIT: f64 = 5.0;
+const VISIT: f64 = 2.8;
 /// Each bot that a round of the copy touches, yardsticks.
-const TOUCH: f64 = 2.0;
+const TOUCH: f64 = 1.5;
 /// Further cost of the queues with each further primary, as a share: calls carry fewer events.
-const SPREAD: f64 = 0.05;
+const SPREAD: f64 = 0.065;
 /// Further cost of an event at a low rate, because calls carry few events: yardsticks at 1,000
 /// events/s, and how it falls with the rate.
-const ALONE: f64 = 90.0;
-const ALONE_FALLS: f64 = 0.33;
+const ALONE: f64 = 48.5;
+const ALONE_FALLS: f64 = 0.317;
 
-/// Fairlane's own processor time per event, per visit and per bot in a copy, yardsticks.
-const OWN_EVENT: Sized = Sized { base: 1.0, per_kb: 2.0 };
-const OWN_VISIT: f64 = 4.0;
-/// The part of it in the process that reads the bus.
-const OWN_COPY: Sized = Sized { base: 3.0, per_kb: 1.0 };
+/// Fairlane's own processor time per event and per visit, yardsticks.
+const OWN_EVENT: Sized = Sized { base: 0.84, per_kb: 1.3 };
+const OWN_VISIT: f64 = 3.6;
+/// That of the process that reads the bus, per event. Its bytes cost at most as much as all do.
+const OWN_COPY: Sized = Sized { base: 1.8, per_kb: 1.3 };
 
-/// Memory of an event on the bus: bytes beside those of its JSON.
-const BUS_BYTES: f64 = 20.0;
-/// Memory of an event in a queue: bytes beside those of its JSON.
-const QUEUE_BYTES: f64 = 20.0;
+/// Memory of an event on the bus: bytes, and bytes for each byte of its JSON.
+const BUS_BYTES: (f64, f64) = (8.0, 1.013);
+/// The same in a queue, where the envelope is shorter.
+const QUEUE_BYTES: (f64, f64) = (-64.0, 1.1);
 /// Memory of a bot with a queue.
-const BOT_BYTES: f64 = 500.0;
-/// Memory that a list leaves free, as a share of the bytes of the events.
-const QUEUE_SHARE: f64 = 1.0;
+const BOT_BYTES: f64 = 315.0;
 /// Memory of the attempts that are kept, per pipeline at most: `history.max_bytes`.
 pub(super) const HISTORY_BYTES: f64 = 67_108_864.0;
 
-/// Memory of a scheduled notification, with a URL of 50 bytes and no body.
-pub(super) const NOTIFICATION_BYTES: f64 = 900.0;
-/// Scheduling and sending it, yardsticks of Redis and of Fairlane.
-pub(super) const NOTIFICATION: f64 = 100.0;
-pub(super) const OWN_NOTIFICATION: f64 = 100.0;
+/// Memory of a scheduled notification, with a short URL and no body.
+pub(super) const NOTIFICATION_BYTES: f64 = 662.0;
+/// Scheduling and sending it, yardsticks of Redis.
+pub(super) const NOTIFICATION: f64 = 200.0;
 
 /// Evaluating the rules of a bot for an event, yardsticks of Redis, Fairlane and MongoDB.
-pub(super) const RULE_EVENT: f64 = 20.0;
-pub(super) const OWN_RULE_EVENT: f64 = 25.0;
-pub(super) const MONGO_RULE_EVENT: f64 = 100.0;
+pub(super) const RULE_EVENT: f64 = 11.0;
+pub(super) const OWN_RULE_EVENT: f64 = 13.0;
+pub(super) const MONGO_RULE_EVENT: f64 = 60.0;
+/// Reading a rule from MongoDB at the start of a process, yardsticks of MongoDB.
+pub(super) const MONGO_RULE: f64 = 15.0;
 
-/// Network of Redis per event: copies of the JSON that it receives and sends, and further bytes.
-const RECEIVED: Sized = Sized { base: 100.0, per_kb: 2_000.0 };
-const SENT: Sized = Sized { base: 50.0, per_kb: 2_000.0 };
+/// Network of Redis per event, and further bytes per visit.
+const RECEIVED: Sized = Sized { base: 100.0, per_kb: 2_110.0 };
+const RECEIVED_VISIT: f64 = 370.0;
+const SENT: Sized = Sized { base: 26.0, per_kb: 2_010.0 };
+const SENT_VISIT: f64 = 80.0;
 
 /// How many events of a bot are handled and copied together.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -154,17 +155,18 @@ pub(super) fn own_copy(bytes: f64) -> f64 {
 
 /// Memory of an event on the bus.
 pub(super) fn bus_bytes(bytes: f64) -> f64 {
-    bytes + BUS_BYTES
+    BUS_BYTES.0 + BUS_BYTES.1 * bytes
 }
 
 /// Memory of the queues of `bots` with so many events together.
 pub(super) fn queue_bytes(bots: f64, events: f64, bytes: f64) -> f64 {
-    bots.min(events) * BOT_BYTES + events * (bytes * QUEUE_SHARE + QUEUE_BYTES)
+    bots.min(events) * BOT_BYTES + events * (QUEUE_BYTES.0 + QUEUE_BYTES.1 * bytes)
 }
 
 /// Bytes that Redis receives and sends per event.
-pub(super) fn network(bytes: f64) -> (f64, f64) {
-    (RECEIVED.of(bytes), SENT.of(bytes))
+pub(super) fn network(density: Density, bytes: f64) -> (f64, f64) {
+    let visits = 1.0 / density.per_visit;
+    (RECEIVED.of(bytes) + RECEIVED_VISIT * visits, SENT.of(bytes) + SENT_VISIT * visits)
 }
 
 /// The share of the shards that the busiest of some primaries has, on average: the hash of its name
@@ -221,7 +223,7 @@ mod tests {
         assert!(cost(1e5, 1.0, 200.0) > cost(1e5, 10.0, 200.0));
         assert!(cost(1e5, 10.0, 200.0) > cost(100.0, 100.0, 200.0));
         assert!(cost(1e5, 10.0, 1_000.0) > cost(1e5, 10.0, 200.0));
-        assert!(queue_bytes(1.0, 100.0, 200.0) > 20_000.0);
+        assert!(queue_bytes(1.0, 100.0, 1_000.0) > queue_bytes(1.0, 100.0, 200.0));
         // Bots without events take no memory.
         assert!(near(queue_bytes(1e9, 5.0, 200.0), queue_bytes(5.0, 5.0, 200.0)));
     }

@@ -14,12 +14,12 @@ Examples:
   fairlane-bench plan --events-per-second 100000 --bots 1000000 --bytes 1000 --primaries 3 --json
   fairlane-bench plan --events-per-second 5000 --bots 1000 --notifications 1000000 \\
     --notifications-per-second 200 --rules 20000 --rule-events-per-second 500
-  fairlane-bench plan --events-per-second 20000 --bots 50000 --yardstick 1.1
+  fairlane-bench plan --events-per-second 20000 --bots 50000 --yardstick 2.4
   fairlane-bench plan --check
   fairlane-bench plan --check --shape 20000x10x200 --shape 2000x10x5000 --rounds 3 --json
 
-The yardstick is the time that Redis needs for one pipelined RPUSH of 200 bytes. The plan measures it on
-this machine, on a private Redis. Exit code 1: the primaries do not suffice, or the model deviates.";
+The yardstick is the time that Redis needs for one step of a script: an RPUSH of 200 bytes and an HINCRBY.
+The plan measures it on this machine, on a private Redis. Exit code 1: the primaries do not suffice, or the model deviates.";
 
 /// Arguments of `fairlane-bench plan`.
 #[derive(Debug, Args)]
@@ -178,7 +178,7 @@ fn verdict(plan: &Plan) -> String {
         None => {
             let _ = write!(
                 text,
-                " No cluster suffices with {} shards and one stream: set redis.shards higher, and divide the events over several bus.streams.",
+                " No cluster suffices with {} shards and one stream. Set redis.shards higher, and divide the events over several bus.streams.",
                 plan.wanted.shards
             );
         }
