@@ -122,6 +122,8 @@ pub(crate) enum CommandError {
         "--bus nats and --bus kafka are measured with --handler check only; leave one of the two out"
     )]
     BusNeedsCheck,
+    #[error("the load is not complete: write both --events-per-second and --bots, or --check")]
+    NoLoad,
     #[error(
         "--primaries {primaries} is more than --shards {shards}: a shard is on one primary; write a larger --shards, as in redis.shards"
     )]
@@ -162,6 +164,7 @@ impl CommandError {
             | Self::TooLong { .. }
             | Self::NoQuietTenants { .. }
             | Self::BusNeedsCheck
+            | Self::NoLoad
             | Self::FewShards { .. }
             | Self::ManyRuleEvents { .. }
             | Self::TokenFile { .. } => Exit::Usage,

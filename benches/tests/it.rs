@@ -270,7 +270,7 @@ async fn mistakes_in_a_wanted_load_are_named_with_the_remedy() {
         (&["5", "--yardstick", "0"], "from 0.05 to 100"),
         (&["5", "--bytes", "1"], "100..=1000000"),
         (&["5", "--check"], "--check"),
-        (&["5", "--rounds", "2"], "--check"),
+        (&["5", "--rounds", "2"], "--rounds"),
     ] {
         let ran = run(&[&load[..], arguments].concat()).await;
         assert_eq!(ran.code, 64, "{arguments:?}: {ran:?}");
@@ -278,8 +278,10 @@ async fn mistakes_in_a_wanted_load_are_named_with_the_remedy() {
     }
     let ran = run(&["plan", "--check", "--shape", "0x1x200"]).await;
     assert!(ran.code == 64 && ran.err.contains("BOTSxEVENTSxBYTES"), "{ran:?}");
-    let ran = run(&["plan", "--bots", "10"]).await;
-    assert!(ran.code == 64 && ran.err.contains("--events-per-second"), "{ran:?}");
+    for arguments in [&["plan"][..], &["plan", "--bots", "10"]] {
+        let ran = run(arguments).await;
+        assert!(ran.code == 64 && ran.err.contains("--events-per-second and --bots"), "{ran:?}");
+    }
 }
 
 /// Another build and so few events deviate: only the bytes are as in a release build.

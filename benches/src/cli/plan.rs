@@ -25,11 +25,10 @@ The plan measures it on this machine, on a private Redis. Exit code 1: the prima
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
     /// Events per second of all bots together.
-    #[arg(long, value_name = "EVENTS_PER_S", value_parser = rate, required_unless_present = "check")]
+    #[arg(long, value_name = "EVENTS_PER_S", value_parser = rate)]
     events_per_second: Option<f64>,
     /// Number of bots that have events.
-    #[arg(long, value_name = "N", required_unless_present = "check",
-        value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     bots: Option<u64>,
     /// Size of an event's JSON on the bus.
     #[arg(long, value_name = "BYTES", default_value = "200", conflicts_with = "check",
@@ -78,11 +77,11 @@ pub(crate) struct PlanArgs {
     #[arg(long, conflicts_with_all = ["events_per_second", "bots"])]
     check: bool,
     /// With --check: bots x events per bot x bytes per event. Can be repeated.
-    #[arg(long, value_name = "BOTSxEVENTSxBYTES", requires = "check", value_parser = shape,
-        default_values = ["1000x200x200", "20000x10x200", "200000x1x200"])]
+    #[arg(long, value_name = "BOTSxEVENTSxBYTES", conflicts_with = "events_per_second",
+        value_parser = shape, default_values = ["1000x200x200", "20000x10x200", "200000x1x200"])]
     shape: Vec<Shape>,
     /// With --check: number of rounds. Figures are medians.
-    #[arg(long, value_name = "N", default_value = "1", requires = "check",
+    #[arg(long, value_name = "N", default_value = "1", conflicts_with = "events_per_second",
         value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
 }
@@ -93,8 +92,10 @@ impl PlanArgs {
     /// # Errors
     /// If the arguments contradict each other.
     fn wanted(&self) -> Result<Option<Wanted>, CommandError> {
-        let (Some(events_per_second), Some(bots)) = (self.events_per_second, self.bots) else {
-            return Ok(None);
+        let (events_per_second, bots) = match (self.events_per_second, self.bots) {
+            _ if self.check => return Ok(None),
+            (Some(rate), Some(bots)) => (rate, bots),
+            _ => return Err(CommandError::NoLoad),
         };
         let Self { primaries, shards, .. } = *self;
         if primaries > shards {
