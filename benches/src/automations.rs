@@ -32,7 +32,7 @@ use tokio::time::Instant;
 
 use crate::error::BenchError;
 use crate::mongo::{self, Choice, Database};
-use crate::probe;
+use crate::{cpu, probe};
 
 /// The type that the rules are about.
 const WANTED: &str = "tag.applied";
@@ -77,6 +77,11 @@ pub(crate) struct Report {
     /// Evaluation by a process that does nothing else.
     pub(crate) automations_per_second: f64,
     pub(crate) rules_per_second: f64,
+    /// Processor time per evaluated event meanwhile, with reading the rules at the start, µs: of
+    /// Redis, of this process, and of a private MongoDB.
+    pub(crate) redis_cpu_us_per_automation: f64,
+    pub(crate) own_cpu_us_per_automation: f64,
+    pub(crate) mongodb_cpu_us_per_automation: Option<f64>,
     /// Reading the bus in a process that evaluates concurrently.
     pub(crate) bus_beside_automations_per_second: f64,
     /// The time until all events were evaluated.
@@ -134,10 +139,15 @@ async fn measure(
     let roles = Roles { ingest: false, work: true, http: false, schedule: false };
     let app = app(rig, database, options, true, roles).await?;
     let queue = automations(&app)?;
+    let of = |pid| cpu::of_process(pid).unwrap_or_default().as_secs_f64();
+    let used = || (of(std::process::id()), database.pid().map(of));
+    let (redis, (own, mongodb)) = (probe::cpu(rig).await?, used());
     let started = Instant::now();
     let running = Rig::spawn(app);
     evaluated(&queue, copied, &mut watch).await?;
     let automations_per_second = copied as f64 / started.elapsed().as_secs_f64();
+    let (redis_after, (own_after, mongodb_after)) = (probe::cpu(rig).await?, used());
+    let each = |before: f64, after: f64| (after - before) * 1e6 / copied as f64;
     running.stop().await?;
     let emitted = probe::stored(rig).await?.saturating_sub(total);
 
@@ -172,6 +182,11 @@ async fn measure(
         copied,
         automations_per_second,
         rules_per_second: automations_per_second * options.rules as f64,
+        redis_cpu_us_per_automation: each(redis, redis_after),
+        own_cpu_us_per_automation: each(own, own_after),
+        mongodb_cpu_us_per_automation: mongodb
+            .zip(mongodb_after)
+            .map(|(before, after)| each(before, after)),
         bus_beside_automations_per_second: beside,
         together_seconds,
         lost: matching.saturating_sub(emitted),

@@ -58,6 +58,10 @@ pub(crate) enum BenchError {
     Cluster(String),
     #[error("the campaign cannot go on: {0}")]
     Campaign(String),
+    #[error(
+        "the events of the measurement are faulty: {lost} lost, {reordered} out of order; please report this"
+    )]
+    Faulty { lost: u64, reordered: u64 },
     #[error("the bench of {system} failed: {problem}")]
     Peer { system: &'static str, problem: String },
 }
@@ -118,6 +122,24 @@ pub(crate) enum CommandError {
         "--bus nats and --bus kafka are measured with --handler check only; leave one of the two out"
     )]
     BusNeedsCheck,
+    #[error("the load is not complete: write both --events-per-second and --bots, or --check")]
+    NoLoad,
+    #[error(
+        "--primaries {primaries} is more than --shards {shards}: a shard is on one primary; write a larger --shards, as in redis.shards"
+    )]
+    FewShards { primaries: u32, shards: u32 },
+    #[error(
+        "--rule-events-per-second {rules} is more than --events-per-second {all}: the former is a part of the latter; correct one of them"
+    )]
+    ManyRuleEvents { rules: f64, all: f64 },
+    #[error(
+        "--primaries {primaries} with --shards {shards} does not suffice for this load; the last line above says what does"
+    )]
+    FewPrimaries { primaries: u32, shards: u32 },
+    #[error(
+        "the model deviates from {0} measured figures by more than 20 %; run it again on a machine with less to do, and if it still does, plan with the measured figures"
+    )]
+    ModelDeviates(usize),
     #[error("--token-file {}: {problem}", path.display())]
     TokenFile { path: PathBuf, problem: String },
     #[error("a hostile bot reaches the quiet ones through {0}; the table above has the figures")]
@@ -142,6 +164,9 @@ impl CommandError {
             | Self::TooLong { .. }
             | Self::NoQuietTenants { .. }
             | Self::BusNeedsCheck
+            | Self::NoLoad
+            | Self::FewShards { .. }
+            | Self::ManyRuleEvents { .. }
             | Self::TokenFile { .. } => Exit::Usage,
             Self::Bench(
                 BenchError::PrivateMongo(_)
@@ -159,6 +184,8 @@ impl CommandError {
             | Self::NotIsolated(_)
             | Self::LimitsMissed(_)
             | Self::PromisesBroken(..)
+            | Self::FewPrimaries { .. }
+            | Self::ModelDeviates(_)
             | Self::Inexact { .. } => Exit::Failed,
         }
     }

@@ -7,6 +7,7 @@
 mod automations;
 mod axis;
 mod buses;
+mod capacity;
 mod cli;
 mod counters;
 mod cpu;

@@ -59,11 +59,18 @@ pub(crate) struct Report {
     pub(crate) p50_ms: f64,
     pub(crate) p99_ms: f64,
     pub(crate) max_ms: f64,
+    /// Processor time of Redis for accepting and sending one of the first part, µs.
+    pub(crate) redis_cpu_us_each: f64,
+    /// That of this process, with the clients and the receiver.
+    pub(crate) own_cpu_us_each: f64,
     /// From the common due time to the last arrival.
     pub(crate) at_once_seconds: f64,
     /// Number of notifications that arrived more than once.
     pub(crate) repeated: u64,
     pub(crate) idle: u64,
+    /// Memory in Redis of an idle notification.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) idle_bytes_each: Option<f64>,
     /// Commands that Redis runs per second while the idle notifications wait and none is due,
     /// including those of scripts.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -161,17 +168,23 @@ async fn measure(
     let accepting = Accepting { notifications, door, bots: options.bots, url: receiver.url() };
     let tomorrow = SystemClock.now() + Duration::from_secs(86_400);
     let idle = Part { count: options.idle, from: tomorrow, over: Duration::ZERO };
+    let empty = probe::memory(rig).await?;
     accepting.accept(idle, &mut watch).await?;
+    let idle_bytes = probe::memory(rig).await? - empty;
     let cost = if options.idle > 0 { Some(cost_of_waiting(rig, &mut watch).await?) } else { None };
 
     let (count, over) = (options.notifications, Duration::from_secs(options.seconds));
     let accepted_in = Duration::from_secs(1 + count / 2_000);
     let from = || SystemClock.now() + accepted_in + LEAD;
+    let own = || cpu::of_process(std::process::id()).unwrap_or_default();
+    let (redis_before, own_before) = (probe::cpu(rig).await?, own());
     let begun = Instant::now();
     watch("accepting by HTTP", 0);
     accepting.accept_by_http(Part { count, from: from(), over }).await?;
     let per_second = count as f64 / begun.elapsed().as_secs_f64();
     drained(|| arrivals.count(), count, |n| watch("sending", n)).await?;
+    let redis_cpu = probe::cpu(rig).await? - redis_before;
+    let own_cpu = own().saturating_sub(own_before).as_secs_f64();
     let late = arrivals.take();
 
     accepting.accept(Part { count, from: from(), over: Duration::ZERO }, &mut watch).await?;
@@ -196,9 +209,12 @@ async fn measure(
         p50_ms: quantile_ms(&late, 0.5),
         p99_ms: quantile_ms(&late, 0.99),
         max_ms: quantile_ms(&late, 1.0),
+        redis_cpu_us_each: redis_cpu * 1e6 / count as f64,
+        own_cpu_us_each: own_cpu * 1e6 / count as f64,
         at_once_seconds: at_once as f64 / 1e6,
         repeated: arrivals.count().saturating_sub(all),
         idle: options.idle,
+        idle_bytes_each: cost.map(|_| idle_bytes / options.idle as f64),
         idle_commands_per_second: cost.map(|cost| cost.commands_per_second),
         idle_cpu_percent: cost.and_then(|cost| cost.cpu_percent),
         dead: options.dead,

@@ -88,6 +88,17 @@ pub(crate) fn cpu_of(info: &str) -> f64 {
     field_of(info, "used_cpu_user_main_thread") + field_of(info, "used_cpu_sys_main_thread")
 }
 
+/// Memory of the data, without buffers of connections and of the append-only file, bytes.
+pub(crate) async fn memory(rig: &Rig) -> Result<f64, BenchError> {
+    Ok(memory_of(&info(rig, "memory").await?))
+}
+
+/// The same in the text of `INFO`.
+pub(crate) fn memory_of(info: &str) -> f64 {
+    let field = |name| field_of(info, name);
+    field("used_memory") - field("mem_clients_normal") - field("mem_aof_buffer")
+}
+
 /// A number in the text of `INFO`; 0 if it is not there.
 pub(crate) fn field_of(info: &str, name: &str) -> f64 {
     info.lines()
@@ -133,6 +144,36 @@ pub(crate) fn commands_of(info: &str) -> Commands {
         }
     }
     commands
+}
+
+/// The script of the yardstick, and its number of steps, in calls of this many, on this many lists.
+const YARDSTICK: &str = include_str!("yardstick.lua");
+const YARDSTICK_STEPS: u32 = 50_000;
+const YARDSTICK_CALL: u32 = 50;
+const YARDSTICK_LISTS: u32 = 10_000;
+const YARDSTICK_PREFIX: &str = "yardstick:";
+
+/// The yardstick: CPU time of the server's main thread for one step of a script, an `RPUSH` of 200
+/// bytes and an `HINCRBY`, µs. It tells how fast the server is on this machine at this moment. It is
+/// a script, because other work on the machine slows scripts down more than single commands.
+pub(crate) async fn yardstick(rig: &Rig) -> Result<f64, BenchError> {
+    let (producer, value) = (rig.producer(), [b'x'; 200]);
+    let before = cpu(rig).await?;
+    let mut pipe = redis::Pipeline::new();
+    for first in (0..YARDSTICK_STEPS).step_by(YARDSTICK_CALL as usize) {
+        let call = pipe.cmd("EVAL").arg(YARDSTICK).arg(1).arg(YARDSTICK_PREFIX);
+        call.arg(first).arg(YARDSTICK_CALL).arg(YARDSTICK_LISTS).arg(&value[..]);
+        if pipe.len() == 10 {
+            producer.send(&pipe).await?;
+            pipe.clear();
+        }
+    }
+    let after = cpu(rig).await?;
+    for keys in keys(rig, &format!("{YARDSTICK_PREFIX}*")).await?.chunks(1_000) {
+        // The memory of the keys must be free again before the next measurement of memory.
+        rig.command("DEL", Cmd::del(keys)).await?;
+    }
+    Ok((after - before) * 1e6 / f64::from(YARDSTICK_STEPS))
 }
 
 /// The rate of a pipelined `redis-benchmark` on this server: RPUSH of 200 bytes, 16 at a time.

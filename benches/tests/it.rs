@@ -237,6 +237,70 @@ async fn the_bench_of_peers_names_what_is_missing() {
 }
 
 #[tokio::test]
+async fn a_plan_names_each_figure_with_its_source_and_judges() {
+    let load = ["--events-per-second", "5000", "--bots", "50000"];
+    let ran = run(&[&["plan"], &load[..], &["--json"]].concat()).await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let plan: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((&plan["one_suffices"], &plan["primaries_needed"]), (&true.into(), &1.into()));
+    let lines = plan["lines"].as_array().unwrap();
+    let source = |name: &str| &lines.iter().find(|line| line["name"] == name).unwrap()["source"];
+    assert_eq!((source("yardstick"), source("memory: all")), (&"measured".into(), &"model".into()));
+    assert!(lines.iter().all(|line| line["value"].as_f64().unwrap() >= 0.0), "{plan}");
+
+    // Another yardstick needs no server, and more load more primaries.
+    let more = ["--events-per-second", "300000", "--bots", "1000000", "--yardstick", "1.2"];
+    let ran = run(&[&["plan"], &more[..], &["--shards", "256"]].concat()).await;
+    assert_eq!(ran.code, 1, "{ran:?}");
+    let head = ran.out.lines().next().unwrap_or_default();
+    let columns: Vec<_> = head.split_whitespace().collect();
+    assert_eq!(columns, ["FIGURE", "VALUE", "UNIT", "SOURCE"], "{ran:?}");
+    assert!(ran.out.contains("One primary is too small at 60 % of its core."), "{ran:?}");
+    assert!(ran.err.contains("--primaries 1 with --shards 256 does not suffice"), "{ran:?}");
+}
+
+#[tokio::test]
+async fn mistakes_in_a_wanted_load_are_named_with_the_remedy() {
+    let load = ["plan", "--bots", "10", "--events-per-second"];
+    for (arguments, said) in [
+        (&["0"][..], "from 0.001 to 100000000"),
+        (&["many"], "from 0.001 to 100000000"),
+        (&["5", "--primaries", "20"], "write a larger --shards"),
+        (&["5", "--rule-events-per-second", "6"], "correct one of them"),
+        (&["5", "--yardstick", "0"], "from 0.05 to 100"),
+        (&["5", "--bytes", "1"], "100..=1000000"),
+        (&["5", "--check"], "--check"),
+        (&["5", "--rounds", "2"], "--rounds"),
+    ] {
+        let ran = run(&[&load[..], arguments].concat()).await;
+        assert_eq!(ran.code, 64, "{arguments:?}: {ran:?}");
+        assert!(ran.err.contains(said) && ran.out.is_empty(), "{arguments:?}: {ran:?}");
+    }
+    let ran = run(&["plan", "--check", "--shape", "0x1x200"]).await;
+    assert!(ran.code == 64 && ran.err.contains("BOTSxEVENTSxBYTES"), "{ran:?}");
+    for arguments in [&["plan"][..], &["plan", "--bots", "10"]] {
+        let ran = run(arguments).await;
+        assert!(ran.code == 64 && ran.err.contains("--events-per-second and --bots"), "{ran:?}");
+    }
+}
+
+/// Another build and so few events deviate: only the bytes are as in a release build.
+#[tokio::test]
+async fn a_check_measures_a_backlog_and_compares_the_model_with_it() {
+    let ran = run(&["plan", "--check", "--shape", "2000x10x200", "--json"]).await;
+    let check: Value = serde_json::from_str(&ran.out).unwrap_or_else(|_| panic!("{ran:?}"));
+    let figures = check["figures"].as_array().unwrap();
+    let missed = |figure: &&Value| {
+        figure["is_judged"] == true && figure["deviation"].as_f64().unwrap().abs() > 0.2
+    };
+    let missed = figures.iter().filter(missed).count();
+    assert_eq!(ran.code, i32::from(missed > 0), "{ran:?}");
+    assert!(figures.iter().all(|figure| figure["measured"].as_f64().unwrap() > 0.0), "{check}");
+    let bus = figures.iter().find(|figure| figure["name"] == "Redis, memory of the bus per event");
+    assert!(bus.unwrap()["deviation"].as_f64().unwrap().abs() <= 0.2, "{check}");
+}
+
+#[tokio::test]
 async fn help_version_and_mistakes_have_the_exit_codes_of_fairlane() {
     for (arguments, code, said) in [
         (&["--help"][..], 0, "Examples:"),

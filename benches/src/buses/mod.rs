@@ -311,7 +311,7 @@ impl Sight<'_> {
 
 /// The total of `fairlane_fanout_copies_total`.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a counter")]
-fn copies(metrics: &str) -> u64 {
+pub(crate) fn copies(metrics: &str) -> u64 {
     let lines = metrics.lines().filter(|line| line.starts_with("fairlane_fanout_copies_total"));
     let values = lines.filter_map(|line| line.rsplit_once(' ')?.1.trim().parse::<f64>().ok());
     values.sum::<f64>() as u64

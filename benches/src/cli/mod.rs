@@ -1,6 +1,7 @@
 //! The command line.
 
 mod arguments;
+mod plan;
 mod run;
 mod show;
 
@@ -14,6 +15,7 @@ use fairlane::telemetry::LogFormat;
 use self::arguments::{
     BusArg, CountersArgs, DeploymentArgs, FaultsArgs, Handled, PeersArgs, load, share,
 };
+use self::plan::PlanArgs;
 use crate::growth::Axis;
 use crate::isolation::Resource;
 use crate::overload::{Protection, Workload};
@@ -30,6 +32,7 @@ Examples:
   fairlane-bench limits --seconds 10
   fairlane-bench faults --seed 7 --seconds 60
   fairlane-bench peers --rounds 1
+  fairlane-bench plan --events-per-second 20000 --bots 50000
 
 Exit codes: 0 success, 1 failure, 64 bad usage, 69 a needed service is unavailable.";
 const PIPELINE_EXAMPLES: &str = "\
@@ -402,6 +405,9 @@ pub(crate) enum Scenario {
         #[arg(long)]
         process: u32,
     },
+    /// Compute what a load needs of Redis, Fairlane and MongoDB, from a measured model.
+    #[command(after_help = plan::EXAMPLES)]
+    Plan(Box<PlanArgs>),
     /// Compare with other queues on Redis: GroupMQ, BullMQ, and a plain worker of a stream.
     #[command(after_help = PEERS_EXAMPLES)]
     Peers(Box<PeersArgs>),

@@ -262,6 +262,7 @@ async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
             progress.clear();
             print_faults(json, &report)
         }
+        Scenario::Plan(args) => Box::pin(args.run(json, watch, || progress.clear())).await,
         Scenario::OverloadServer { .. }
         | Scenario::Serve { .. }
         | Scenario::FaultsWorker { .. } => unreachable!("no scenario"),
