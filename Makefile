@@ -3,13 +3,14 @@
 ARGS ?=
 SCENARIO ?= pipeline
 SECONDS ?= 20
+FUZZ ?=
 TARGET = $(or $(CARGO_TARGET_DIR),target)
 
 # After a new installation of rustup, its directory is not in the PATH of open shells.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-deb demo test screenshots bench isolation peers instructions release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-deb demo test fuzz screenshots bench isolation peers instructions release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +48,10 @@ demo: setup-demo ## generated traffic with live figures, on private local server
 
 test: setup ## all tests, on real servers
 	cargo test --locked --workspace $(ARGS)
+
+# The tests check the same properties on the committed inputs and a bounded number of changes of them.
+fuzz: setup-build ## look for inputs that break a property; SECONDS=20 for each target, FUZZ='event url'
+	bash .ci/fuzz $(SECONDS) $(FUZZ)
 
 # The pictures show the same installation as the tests of the pages.
 screenshots: setup ## pictures of all web pages, light and dark, in target/screenshots

@@ -139,6 +139,9 @@ pub mod expression;
 #[doc(hidden)]
 pub mod fanout;
 mod find;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod handler;
 pub mod history;
 mod http;

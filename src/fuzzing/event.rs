@@ -1,0 +1,76 @@
+//! Events in their three forms.
+
+use serde_json::Value;
+
+use crate::event::{EVENT_MAX_BYTES, Event, EventError, Glimpse};
+use crate::id::Sequence;
+
+/// An event in JSON or `MessagePack`.
+///
+/// # Panics
+/// If an accepted event changes in one of its other forms, or is refused in one.
+pub fn event(data: &[u8]) {
+    match Event::from_json(data) {
+        Ok(event) => {
+            let (same, taken) = Event::from_json_prefix(data).expect("a whole is a start");
+            assert!(taken <= data.len());
+            assert_eq!(json(&same), json(&event));
+            forms_agree(&event);
+        }
+        Err(error) => told(&error),
+    }
+    if let Ok((_, taken)) = Event::from_json_prefix(data) {
+        assert!(Event::from_json(&data[..taken]).is_ok(), "a start that is an event is one");
+    }
+    match Event::from_msgpack(data) {
+        Ok(event) => forms_agree(&event),
+        Err(error) => told(&error),
+    }
+}
+
+fn told(error: &EventError) {
+    assert!(!error.to_string().is_empty() && !error.label().is_empty());
+    if let Some(attribute) = error.attribute() {
+        assert!(!attribute.is_empty());
+    }
+}
+
+pub(super) fn json(event: &Event) -> String {
+    serde_json::to_string(event).expect("events are values of JSON")
+}
+
+/// The event as a value. `None`: it has a number that only a text can hold.
+pub(super) fn value(event: &Event) -> Option<Value> {
+    serde_json::to_value(event).ok()
+}
+
+fn forms_agree(event: &Event) {
+    let text = json(event);
+    if text.len() <= EVENT_MAX_BYTES {
+        let again = Event::from_json(text.as_bytes()).expect("its own JSON is accepted");
+        assert_eq!(json(&again), text);
+    }
+    if let Some(value) = value(event) {
+        let packed = rmp_serde::to_vec(&value).expect("values of JSON are packed");
+        if packed.len() <= EVENT_MAX_BYTES && text.len() <= EVENT_MAX_BYTES {
+            let again = Event::from_msgpack(&packed).expect("the same in MessagePack is accepted");
+            assert_eq!(self::value(&again), Some(value));
+        }
+    }
+    comes_back_from_a_queue(event);
+}
+
+/// As it is written to a queue and read there.
+pub(super) fn comes_back_from_a_queue(event: &Event) {
+    let record = Event::record(7, &event.encode());
+    let (sequence, again) = Event::decode(&record, event.bot()).expect("its own record is read");
+    assert_eq!(sequence, Sequence::new(7));
+    assert_eq!(Event::sequence_of(&record), Some(sequence));
+    assert_eq!(json(&again), json(event));
+    assert_eq!(again.expirytime(), event.expirytime());
+    let start = &record[..record.len().min(Glimpse::BYTES)];
+    let seen = Glimpse::read(start).expect("the start of a record is enough");
+    assert_eq!((&*seen.id, &*seen.kind), (event.id(), event.kind()));
+    assert_eq!(seen.data.is_some(), event.data().is_some());
+    assert!(event.data().unwrap_or_default().starts_with(&seen.data.unwrap_or_default()));
+}
