@@ -23,7 +23,10 @@ pub fn event(data: &[u8]) {
         assert!(Event::from_json(&data[..taken]).is_ok(), "a start that is an event is one");
     }
     match Event::from_msgpack(data) {
-        Ok(event) => forms_agree(&event),
+        Ok(event) => {
+            assert!(json(&event).len() <= EVENT_MAX_BYTES);
+            forms_agree(&event);
+        }
         Err(error) => told(&error),
     }
 }

@@ -24,6 +24,7 @@ pub fn import(data: &[u8]) {
                 assert_eq!((&line.ad, &line.with), (&high.ad, &high.with));
                 comes_back(line);
             }
+            check_objects(data, read);
             in_two_parts(data, read);
         }
         (Err(bad), Err(_)) => {
@@ -33,6 +34,15 @@ pub fn import(data: &[u8]) {
             );
         }
         _ => panic!("numbers decide whether lines are read"),
+    }
+}
+
+/// Each line is an object, as documented.
+fn check_objects(data: &[u8], read: &[Line]) {
+    let texts: Vec<&[u8]> = data.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii).collect();
+    for line in read {
+        let text = usize::try_from(line.number - 1).ok().and_then(|at| texts.get(at));
+        assert!(text.is_some_and(|text| text.starts_with(b"{")), "{line:?}");
     }
 }
 

@@ -11,7 +11,7 @@ use crate::counters::scripts as counters;
 use crate::counters::view;
 use crate::event::{Event, Glimpse};
 use crate::history;
-use crate::id::{BotId, LetterId, Offset};
+use crate::id::{BotId, LetterId, Offset, Sequence};
 use crate::notifications::record::NotificationId;
 use crate::notifications::scripts as notifications;
 use crate::presence::Process;
@@ -75,7 +75,9 @@ fn event_record(record: &[u8]) {
         let _ = of_subscriber.apply(change);
     }
     if of_subscriber.check().is_ok() {
-        keeps(&Kept { profile: of_subscriber, sequence: Some(read), decided: Vec::new() });
+        // Sequences are microseconds, far below the largest whole number of MongoDB.
+        let sequence = Some(Sequence::new(read.get() >> 1));
+        keeps(&Kept { profile: of_subscriber, sequence, decided: Vec::new() });
     }
     assert!(!json(&event).is_empty());
 }
