@@ -30,7 +30,7 @@ pub(super) struct Mutator {
 impl Mutator {
     /// `dictionary`: words in the form that libFuzzer reads, `"text"` in each line.
     pub(super) fn new(seed: &str, inputs: Vec<Vec<u8>>, dictionary: &str) -> Self {
-        let seed = seed.bytes().fold(1, |seed: u64, byte| seed * 31 + u64::from(byte));
+        let seed = seed.bytes().fold(1, |seed: u64, byte| seed.wrapping_mul(31) + u64::from(byte));
         let words = dictionary.lines().filter_map(word).collect();
         Self { random: SmallRng::seed_from_u64(seed), inputs, words }
     }
