@@ -3,13 +3,14 @@
 ARGS ?=
 SCENARIO ?= pipeline
 SECONDS ?= 20
+FUZZ ?=
 TARGET = $(or $(CARGO_TARGET_DIR),target)
 
 # After a new installation of rustup, its directory is not in the PATH of open shells.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-deb demo test test-valkey screenshots samples bench isolation faults rolling peers instructions release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-deb demo test test-valkey fuzz screenshots samples bench isolation faults rolling peers instructions release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +54,10 @@ VALKEY_TESTS = core::scripts:: core::replicas:: core::sentinel:: core::order:: o
 test-valkey: setup ## a part of the tests, on Valkey instead of Redis
 	FAIRLANE_TEST_REDIS=$(abspath $(TARGET)/valkey/valkey-server) \
 	  cargo test --locked --workspace --test it -- $(VALKEY_TESTS)
+
+# The tests check the same properties on the committed inputs and a bounded number of changes of them.
+fuzz: setup-build ## look for inputs that break a property; SECONDS=20 for each target, FUZZ='event url'
+	bash .ci/fuzz $(SECONDS) $(FUZZ)
 
 # The pictures show the same installation as the tests of the pages.
 screenshots: setup ## pictures of all web pages, light and dark, in target/screenshots

@@ -141,6 +141,9 @@ pub mod expression;
 pub mod fanout;
 mod find;
 pub mod formats;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod handler;
 pub mod history;
 mod http;

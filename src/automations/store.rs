@@ -405,6 +405,12 @@ fn subscribing(document: &RawDocumentBuf) -> Option<Subscribing> {
     Some(Subscribing { bot, on, enabled })
 }
 
+/// For [`crate::fuzzing`]: reads a document as a rule.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(document: &RawDocumentBuf) {
+    let _ = (stored(document), subscribing(document));
+}
+
 fn meaning() -> Document {
     doc! { "bot": 1, "on": 1, "enabled": 1 }
 }

@@ -345,6 +345,19 @@ impl Fetched for Raw {
     }
 }
 
+/// For [`crate::fuzzing`]: reads the reply to `XREAD`.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(value: Value) {
+    let Ok(found) = raw(value.clone()) else { return };
+    let _ = (last(&found), extent(value));
+    for entry in entries(found, &["counter"]).unwrap_or_default() {
+        match entry.event {
+            Ok(event) => assert_eq!(event.extension("counter"), None),
+            Err(invalid) => assert!(!invalid.error.to_string().is_empty()),
+        }
+    }
+}
+
 /// The offset of the last entry; `None` if there is none, or it cannot be read.
 fn last(entries: &[Value]) -> Option<Offset> {
     let Value::Array(entry) = entries.last()? else { return None };

@@ -10,7 +10,7 @@ use super::wire::{Fields, Wire, attribute, check_count};
 use super::{EVENT_MAX_BYTES, Event, EventError, check_size};
 
 /// The JSON form of a character has at most so many bytes for each of its bytes.
-const ESCAPE_BYTES: usize = 6;
+pub(super) const ESCAPE_BYTES: usize = 6;
 
 /// Attributes before their bounds are checked.
 #[derive(Debug, Default)]
@@ -78,14 +78,20 @@ impl Attributes {
         let may_be_large = self.bytes > EVENT_MAX_BYTES;
         let event = self.fields.into_event()?;
         if may_be_large {
-            let mut size = Size(0);
-            serde_json::to_writer(&mut size, &event).map_err(EventError::Json)?;
-            if size.0 > EVENT_MAX_BYTES {
-                return Err(EventError::TooLarge { bytes: size.0 });
-            }
+            check_size_as_json(&event)?;
         }
         Ok(event)
     }
+}
+
+/// Checks the size of an event that did not come as JSON.
+pub(super) fn check_size_as_json(event: &Event) -> Result<(), EventError> {
+    let mut size = Size(0);
+    serde_json::to_writer(&mut size, event).map_err(EventError::Json)?;
+    if size.0 > EVENT_MAX_BYTES {
+        return Err(EventError::TooLarge { bytes: size.0 });
+    }
+    Ok(())
 }
 
 /// Counts the bytes that are written to it.

@@ -20,6 +20,7 @@ use serde::{Deserialize as _, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 pub(crate) use self::attributes::Attributes;
+use self::attributes::{ESCAPE_BYTES, check_size_as_json};
 pub use self::glimpse::Glimpse;
 use self::wire::{Fields, Wire};
 use crate::id::{BotId, IdError, Sequence};
@@ -170,10 +171,15 @@ impl Event {
         let mut packed = rmp_serde::Deserializer::from_read_ref(bytes);
         // Deep values must not take the stack before the nesting of each attribute is checked.
         packed.set_max_depth(NESTING_MAX + 16);
-        Wire::<serde_json::Value>::deserialize(&mut packed)
+        let event = Wire::<serde_json::Value>::deserialize(&mut packed)
             .map_err(EventError::MessagePack)?
             .0
-            .into_event()
+            .into_event()?;
+        // No byte of MessagePack takes more in JSON than one of a text.
+        if bytes.len() * ESCAPE_BYTES > EVENT_MAX_BYTES {
+            check_size_as_json(&event)?;
+        }
+        Ok(event)
     }
 
     /// Unique together with [`Self::source`].

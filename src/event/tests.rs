@@ -37,6 +37,22 @@ fn the_same_map_reads_alike_from_json_and_messagepack() {
     assert_eq!(serde_json::to_value(&event).unwrap(), value);
 }
 
+/// Its JSON is stored in queues and sent to receivers.
+#[test]
+fn an_event_in_messagepack_is_as_small_as_one_in_json() {
+    let packed = |data: &str| {
+        let mut value: serde_json::Value = serde_json::from_str(&minimal("")).unwrap();
+        value["data"] = data.into();
+        rmp_serde::to_vec(&value).unwrap()
+    };
+    let control = "\u{1}".repeat(EVENT_MAX_BYTES / 6);
+    assert!(packed(&control).len() < EVENT_MAX_BYTES / 5);
+    assert_eq!(Event::from_msgpack(&packed(&control)).unwrap_err().label(), "size");
+    let text = "x".repeat(EVENT_MAX_BYTES / 6);
+    assert!(Event::from_msgpack(&packed(&text)).is_ok());
+    assert!(Event::from_msgpack(&packed(&control[1_000..])).is_ok());
+}
+
 #[test]
 fn a_malformed_event_is_refused_with_the_attribute_and_the_remedy() {
     let long = "x".repeat(1_025);

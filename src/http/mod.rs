@@ -47,6 +47,8 @@ mod events;
 mod extract;
 mod find;
 mod forwarded;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod health;
 mod large_reads;
 mod leases;

@@ -22,7 +22,7 @@ const JSON: &str = "application/json";
 /// Parameters by name, each at most once. An empty value counts as absent, because forms send empty
 /// fields. Only an empty flag counts as present.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Parameters(BTreeMap<String, String>);
+pub(super) struct Parameters(pub(super) BTreeMap<String, String>);
 
 impl<S: Send + Sync> FromRequest<S> for Parameters {
     type Rejection = Problem;
@@ -61,7 +61,7 @@ impl<S: Send + Sync> FromRequest<S> for Parameters {
 }
 
 impl Parameters {
-    fn add_form(&mut self, text: &str, what: &str) -> Result<(), Problem> {
+    pub(super) fn add_form(&mut self, text: &str, what: &str) -> Result<(), Problem> {
         if std::str::from_utf8(&percent_decoded(text.as_bytes())).is_err() {
             return Err(Problem::new(Kind::InvalidRequest, format!("{what} is not UTF-8")));
         }
@@ -72,7 +72,7 @@ impl Parameters {
         Ok(())
     }
 
-    fn add_json(&mut self, bytes: &[u8]) -> Result<(), Problem> {
+    pub(super) fn add_json(&mut self, bytes: &[u8]) -> Result<(), Problem> {
         let Fields(fields) = serde_json::from_slice(bytes).map_err(|error| {
             let detail = format!("the body is not a JSON object: {error}");
             Problem::new(Kind::InvalidRequest, detail)

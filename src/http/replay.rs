@@ -119,6 +119,16 @@ enum Cursor {
     Dry { from_ms: u64, until_ms: u64, place: Place },
 }
 
+/// For [`super::fuzzing`]: reads a cursor.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz(
+    cursors: &super::page::Cursors,
+    path: &str,
+    text: Option<&str>,
+) -> Option<Problem> {
+    cursors.read::<Cursor>(path, text).err()
+}
+
 /// Replay events
 ///
 /// Puts the events of the bus that the pipeline takes at the end of the queues of their bots, in the

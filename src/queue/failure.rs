@@ -90,28 +90,28 @@ pub(crate) struct Noted<'a> {
 
 /// The start of the failures of a bot, and the event that is retried next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Streak {
+pub(super) struct Streak {
     since_ms: u64,
     head: u64,
 }
 
 impl Streak {
-    fn written(self) -> String {
+    pub(super) fn written(self) -> String {
         format!("{} {}", self.since_ms, self.head)
     }
 
-    fn read(text: &str) -> Option<Self> {
+    pub(super) fn read(text: &str) -> Option<Self> {
         let (since_ms, head) = text.split_once(' ')?;
         Some(Self { since_ms: since_ms.parse().ok()?, head: head.parse().ok()? })
     }
 }
 
 /// The time and the reason.
-fn written(time_ms: u64, reason: &str) -> String {
+pub(super) fn written(time_ms: u64, reason: &str) -> String {
     format!("{time_ms} {reason}")
 }
 
-fn read(text: &str) -> Option<(u64, &str)> {
+pub(super) fn read(text: &str) -> Option<(u64, &str)> {
     let (time_ms, reason) = text.split_once(' ')?;
     Some((time_ms.parse().ok()?, reason))
 }

@@ -23,6 +23,8 @@ mod depth;
 mod failure;
 mod find;
 mod follow;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod holdings;
 mod inspect;
 mod known;

@@ -134,6 +134,15 @@ pub(super) fn kept(document: &RawDocument) -> Option<Kept> {
     Some(kept)
 }
 
+/// For [`crate::fuzzing`]: the document of this state.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn written(bot: &BotId, kept: &Kept) -> RawDocumentBuf {
+    let subscriber = "ann".to_owned();
+    let next = Next { subscriber, after: None, changed: true, kept: kept.clone() };
+    let (Write::Insert(document) | Write::Update(document)) = Write::new(bot, &next);
+    document
+}
+
 /// The sequence in a document.
 pub(super) fn sequence(document: &RawDocument) -> Option<Sequence> {
     u64::try_from(document.get_i64("s").ok()?).ok().map(Sequence::new)

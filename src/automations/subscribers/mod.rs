@@ -24,6 +24,8 @@ use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc};
 use mongodb::options::{FindOptions, ReadPreference, SelectionCriteria};
 
 pub(crate) use self::document::as_stored;
+#[cfg(any(test, fuzzing))]
+pub(crate) use self::document::written;
 use self::document::{Write, id_of, ids_of, kept, sequence};
 use crate::automations::profile::Profile;
 use crate::id::{BotId, Lane, Sequence};
@@ -56,6 +58,13 @@ pub struct Kept {
     pub sequence: Option<Sequence>,
     /// The decisions on the last events, newest last, as JSON.
     pub decided: Vec<(Sequence, String)>,
+}
+
+/// For [`crate::fuzzing`]: reads a document.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(document: &mongodb::bson::RawDocument) -> Option<Kept> {
+    let _ = sequence(document);
+    kept(document)
 }
 
 /// The next state of a document.

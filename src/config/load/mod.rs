@@ -109,6 +109,20 @@ impl Config {
         layers.add_toml(text, origin)?;
         build(&layers)
     }
+
+    /// For [`crate::fuzzing`]: the same, with an environment over it.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn from_toml_and(
+        text: &str,
+        origin: &str,
+        environment: Variables,
+    ) -> Result<Self, ConfigError> {
+        let mut layers = Layers::defaults();
+        layers.add_toml(text, origin)?;
+        add_variables(&mut layers, environment)?;
+        let _ = effective::of(&layers);
+        build(&layers)
+    }
 }
 
 /// The environment variables that concern Fairlane, with their texts.
@@ -147,6 +161,12 @@ fn layered(path: Option<&Path>, environment: Variables) -> Result<Layers, Config
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         layers.add_toml(&text, &path.display().to_string())?;
     }
+    add_variables(&mut layers, environment)?;
+    Ok(layers)
+}
+
+/// Adds the settings among the variables.
+fn add_variables(layers: &mut Layers, environment: Variables) -> Result<(), ConfigError> {
     let mut variables: Variables =
         environment.into_iter().filter(|(name, _)| is_setting(name)).collect();
     // The order of an environment is arbitrary; the reported mistake must not depend on it.
@@ -154,7 +174,7 @@ fn layered(path: Option<&Path>, environment: Variables) -> Result<Layers, Config
     for (name, text) in variables {
         layers.add_variable(&name, &text)?;
     }
-    Ok(layers)
+    Ok(())
 }
 
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]

@@ -32,6 +32,8 @@ use mongodb::bson::doc;
 use mongodb::options::IndexOptions;
 use tokio::sync::OnceCell;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use self::read::fuzz;
 use self::read::{Pages, Totals};
 use self::statement::{Plan, Statement, Statements};
 use self::write::{Item, Refusals, Writer};

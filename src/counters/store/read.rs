@@ -153,6 +153,12 @@ fn slots(document: &RawDocument) -> Option<Vec<u64>> {
     document.get_array("days").ok()?.into_iter().map(|value| whole(value.ok()?)).collect()
 }
 
+/// For [`crate::fuzzing`]: reads a document.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(document: &RawDocument) {
+    let _ = (number(document, "total"), number(document, "s"), slots(document));
+}
+
 /// A number; 0 if it is missing.
 fn number(document: &RawDocument, key: &str) -> Option<u64> {
     document.get(key).ok()?.map_or(Some(0), whole)

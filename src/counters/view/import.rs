@@ -55,6 +55,10 @@ pub fn lines(text: &[u8], first: u64) -> Result<Vec<Line>, Vec<(u64, String)>> {
 }
 
 fn row(text: &[u8]) -> Result<(AdId, Replacement), String> {
+    // The deserializer would accept a list as the fields in their order.
+    if text.starts_with(b"[") {
+        return Err("it is a list; write a JSON object".to_owned());
+    }
     let row: Row = serde_json::from_slice(text)
         // The parser gets a single line, so its line number says nothing.
         .map_err(|error| error.to_string().replace(" at line 1 column ", " at column "))?;
@@ -93,7 +97,8 @@ nonsense
 {"ad":"b","total":1,"days":{"2026-11-01":2}}
 {"ad":"b","total":1,"days":{"1.11.2026":1}}
 {"ad":"b","total":1,"views":1}
-{"ad":"b","total":1000000000000001}"#;
+{"ad":"b","total":1000000000000001}
+["b",1]"#;
         let bad = lines(text, 1).unwrap_err();
         let parts = [
             "at column 2",
@@ -104,6 +109,7 @@ nonsense
             "it is no day",
             "unknown field `views`",
             "total: it is 1000000000000001",
+            "it is a list",
         ];
         assert_eq!(bad.len(), parts.len(), "{bad:?}");
         for ((number, reason), (expected, part)) in bad.iter().zip((2..).zip(parts)) {

@@ -14,6 +14,8 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+#[cfg(any(test, fuzzing))]
+pub(super) use self::send::new_notification;
 use super::Api;
 use super::acting;
 use super::auth::Caller;

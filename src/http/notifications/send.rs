@@ -164,7 +164,10 @@ fn bot(parameters: &mut Parameters) -> Result<BotId, Problem> {
 }
 
 /// Reads the parameters of a notification; `targets` checks its URLs.
-fn new_notification(mut given: Parameters, targets: &Policy) -> Result<NewNotification, Problem> {
+pub(in super::super) fn new_notification(
+    mut given: Parameters,
+    targets: &Policy,
+) -> Result<NewNotification, Problem> {
     let url = |text: &str| {
         CheckedUrl::parse(text, targets).map(|_| text.to_owned()).map_err(|error| error.to_string())
     };

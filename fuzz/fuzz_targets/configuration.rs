@@ -1,0 +1,4 @@
+//! Configurations.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fairlane::fuzzing::configuration(data));

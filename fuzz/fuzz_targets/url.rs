@@ -1,0 +1,4 @@
+//! The check of URLs.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fairlane::fuzzing::url(data));
