@@ -8,7 +8,9 @@
 --
 -- With a window, an event whose name was copied within it is not copied again: the call changes
 -- nothing and returns the places of such events, and the caller sends the others. The names of the
--- window are in two hashes: when `now` is older than the window, it becomes `before`.
+-- window are in two hashes: when `now` is older than the window, it becomes `before`. The others are
+-- accepted only while the names of those that were left out are noted. If the copies to which they
+-- refer are lost meanwhile, the caller must read the bus again.
 --
 -- A copier with free workers leases quiet bots in the same call. It knows their events already.
 --
@@ -22,19 +24,20 @@
 --       the views or 0, the views: cached ads (maximum of a generation), then per bot a count and
 --       that many ads and numbers; then per bot: id, its own quotas or '', count, events as
 --       MessagePack (at most 500 events); with a window the names of all events, 16 bytes each, in
---       their order
+--       their order, and those of the repetitions that the caller has left out
 -- Reply {'OK', appended, dead, dropped, dead letters removed, events above a quota, dead letters above
 --       a quota, then if bots are leased: run id of the server (shortened), and per leased bot:
 --       place in the call from 0, sequence before its first event, number of its events in the
 --       queue, fence, start, att or '', what is set for it or 1}
 --       | {'DUP', offset of each log} | {'GAP', offset of each log} | {'SEEN', places from 0}
 -- Cost  11 commands + 1 a bot (2 with max queue) + 2 a dead letter, with views 1 + 3 an ad, with a
---       window 5; with leases 10 + 1 a bot if nobody is ready and few keys exist, otherwise up to
---       14 + 1 a bot
+--       window 5 + 2 an event left out; with leases 10 + 1 a bot if nobody is ready and few keys
+--       exist, otherwise up to 14 + 1 a bot
 local logs = tonumber(ARGV[1]) or 0
 local o = 3 * logs - 2 -- What follows the logs begins at ARGV[o + 4].
 local window = tonumber(ARGV[o + 4]) or 0
 local views = tonumber(ARGV[o + 14]) or 0
+local left_out = window > 0 and table.remove(ARGV) or ''
 local names = window > 0 and table.remove(ARGV) or ''
 local queues = window > 0 and 14 or 12
 local bots = #KEYS - queues + 1
@@ -47,6 +50,9 @@ if fit < logs then
   return {behind == logs and 'DUP' or 'GAP', unpack(stands)}
 end
 if window > 0 then
+  if forgotten(KEYS[12], KEYS[13], left_out) then
+    return {'GAP', unpack(stands)}
+  end
   local seen = repeated(KEYS[12], KEYS[13], names, window)
   if #seen > 0 then
     return {'SEEN', unpack(seen)}

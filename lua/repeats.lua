@@ -1,5 +1,16 @@
 -- Inserted before the body of the scripts that drop repeated events of the bus.
---
+
+-- Whether one of the names, 16 bytes each, is not noted (any more).
+local function forgotten(now, before, names)
+  for at = 1, #names, 16 do
+    local name = string.sub(names, at, at + 15)
+    if redis.call('HEXISTS', now, name) + redis.call('HEXISTS', before, name) == 0 then
+      return true
+    end
+  end
+  return false
+end
+
 -- The places from 0 of the names, 16 bytes each, that were noted within the window (ms). If there are
 -- none, notes all of them: in `now`, which lives for two windows and becomes `before` after one.
 local function repeated(now, before, names, window)

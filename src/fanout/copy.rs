@@ -66,6 +66,8 @@ struct CallBatch<'a> {
     postings: Vec<BTreeMap<Account, u64>>,
     /// Per bot, of each event its name and its ledger entry, if repetitions are dropped.
     named: Vec<Vec<(EventName, Option<&'a Posting>)>>,
+    /// The names of repetitions that were left out.
+    left_out: Vec<EventName>,
     places: FxHashMap<BotId, usize>,
     events: usize,
     bytes: usize,
@@ -112,13 +114,18 @@ impl<'a> CallBatch<'a> {
     /// The same call without the events at these places.
     fn without(mut self, repeated: &[usize]) -> Self {
         let (mut at, mut repeated) = (0, repeated.iter().copied().peekable());
-        let mut kept = Self { lasts: std::mem::take(&mut self.lasts), ..Self::default() };
+        let mut kept = Self {
+            lasts: std::mem::take(&mut self.lasts),
+            left_out: std::mem::take(&mut self.left_out),
+            ..Self::default()
+        };
         let has_ledger = !self.postings.is_empty();
         for ((bot, events), named) in self.bots.into_iter().zip(self.named) {
             for (event, (name, posting)) in events.into_iter().zip(named) {
                 let is_repeated = repeated.next_if_eq(&at).is_some();
                 at += 1;
                 if is_repeated {
+                    kept.left_out.push(name);
                     continue;
                 }
                 if kept.bots.last().is_none_or(|(last, _)| *last != bot) {
@@ -387,6 +394,7 @@ impl Route {
             let repeats = (!window.is_zero()).then(|| Repeats {
                 window_ms: millis(window),
                 names: batch.named.iter().flatten().map(|(name, _)| *name).collect(),
+                left_out: batch.left_out,
             });
             let take = reserved.as_mut().map_or_else(Take::default, |it| it.ask(bots.len()));
             let sent = reserved.as_ref().map(|reserved| reserved.sending(shard));
@@ -411,6 +419,7 @@ impl Route {
             let position = &mut positions[shard.index()];
             let again = |call: Enqueue<'a>, named| {
                 let postings = call.postings.map(|postings| postings.bots).unwrap_or_default();
+                let left_out = call.repeats.map(|repeats| repeats.left_out).unwrap_or_default();
                 let events = call.bots.iter().map(|(_, events)| events.len()).sum();
                 let sizes = call.bots.iter().flat_map(|(_, events)| events);
                 let bytes = sizes.map(|event| event.len()).sum();
@@ -418,6 +427,7 @@ impl Route {
                     bots: call.bots,
                     postings,
                     named,
+                    left_out,
                     events,
                     bytes,
                     lasts,

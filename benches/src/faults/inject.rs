@@ -80,7 +80,7 @@ impl World {
             }
             Fault::ClockStepped => {
                 if let Some(clock) = &process.clock {
-                    let seconds = 1 + i64::try_from(planned.dice % 600).unwrap_or_default();
+                    let seconds = 1 + i64::try_from(planned.dice % 20).unwrap_or_default();
                     clock.set(if planned.dice & 1024 == 0 { seconds } else { -seconds })?;
                     sleep(planned.lasts()).await;
                     clock.set(0)?;

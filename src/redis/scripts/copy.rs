@@ -45,6 +45,9 @@ pub struct Repeats {
     pub window_ms: u64,
     /// The names of all events of the call, in their order.
     pub names: Vec<EventName>,
+    /// The names of repetitions that were left out of the call. If one is not remembered any more,
+    /// nothing is copied, and the reply is [`Enqueued::Gap`].
+    pub left_out: Vec<EventName>,
 }
 
 /// `lua/enqueue.lua`.
@@ -190,7 +193,7 @@ impl Call for Enqueue<'_> {
             }
         }
         if let Some(repeats) = &self.repeats {
-            cmd.arg(repeats.names.as_flattened());
+            cmd.arg(repeats.names.as_flattened()).arg(repeats.left_out.as_flattened());
         }
         cmd
     }

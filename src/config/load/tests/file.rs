@@ -144,7 +144,7 @@ fn a_top_level_value_out_of_bounds_is_refused_with_its_line_and_a_remedy() {
         ),
         (
             "[redis]\nurl = \"rediss://:secret@db#insecure\"",
-            "f.toml:2: redis.url is not a usable Redis URL; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH",
+            "f.toml:2: redis.url is not a usable Redis URL; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT, redis+sentinel://[USER:PASSWORD@]HOST[:PORT],HOST[:PORT]/NAME[/DB] or redis+unix:///PATH",
         ),
         (
             "[redis]\nurl = \"redis+cluster://:secret@db:1,db:2/3\"",
@@ -168,11 +168,11 @@ fn a_top_level_value_out_of_bounds_is_refused_with_its_line_and_a_remedy() {
         ),
         (
             "[redis]\nurl = \"db:6379\"",
-            "f.toml:2: redis.url does not start with a known scheme; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH",
+            "f.toml:2: redis.url does not start with a known scheme; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT, redis+sentinel://[USER:PASSWORD@]HOST[:PORT],HOST[:PORT]/NAME[/DB] or redis+unix:///PATH",
         ),
         (
             "[redis]\nurl = \"redis://:secret@db:x\"",
-            "f.toml:2: redis.url is not a usable Redis URL; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT or redis+unix:///PATH",
+            "f.toml:2: redis.url is not a usable Redis URL; write redis://[USER:PASSWORD@]HOST[:PORT][/DB], rediss://… for TLS, redis+cluster://[USER:PASSWORD@]HOST:PORT,HOST:PORT, redis+sentinel://[USER:PASSWORD@]HOST[:PORT],HOST[:PORT]/NAME[/DB] or redis+unix:///PATH",
         ),
         (
             "[bus]\nsource = \"kafka\"",

@@ -22,6 +22,8 @@ pub(super) struct Copy {
     pub(super) window_ms: i64,
     /// The names of all events, in their order.
     pub(super) names: Vec<Name>,
+    /// The names of repetitions that were left out.
+    pub(super) left_out: Vec<Name>,
     /// The call with repetitions of which it is the rest.
     pub(super) rest_of: Option<Box<Copy>>,
     /// Whether a lost tail took it before.
@@ -34,8 +36,8 @@ impl Copy {
             events.iter().map(|event| (*bot, *event)).collect::<Vec<_>>()
         };
         let events: Vec<(Bot, Event)> = self.bots.iter().flat_map(of_bot).collect();
-        let Self { window_ms, ref names, .. } = *self;
-        let repeats = (window_ms > 0).then_some(Repeats { window_ms, names });
+        let Self { window_ms, ref names, ref left_out, .. } = *self;
+        let repeats = (window_ms > 0).then_some(Repeats { window_ms, names, left_out });
         server.enqueue(now_us, &self.spans, &events, repeats, self.take)
     }
 
@@ -48,10 +50,12 @@ impl Copy {
         };
         let mut bots: Vec<(Bot, Vec<Event>)> = self.bots.iter().map(of_bot).collect();
         bots.retain(|(_, events)| !events.is_empty());
+        let mut left_out = self.left_out.clone();
+        left_out.extend(repeated.iter().map(|place| self.names[*place]));
         let names = (0..).zip(&self.names).filter(|(place, _)| !repeated.contains(place));
         let names = names.map(|(_, name)| *name).collect();
         let whole = self.rest_of.clone().unwrap_or_else(|| Box::new(self.clone()));
-        Self { bots, names, rest_of: Some(whole), ..self.clone() }
+        Self { bots, names, left_out, rest_of: Some(whole), ..self.clone() }
     }
 }
 
@@ -123,7 +127,8 @@ impl Copier {
         }
         self.names.extend(&names);
         let window_ms = self.window_ms;
-        Copy { spans, bots, take, window_ms, names, rest_of: None, was_lost: false }
+        let left_out = Vec::new();
+        Copy { spans, bots, take, window_ms, names, left_out, rest_of: None, was_lost: false }
     }
 
     /// What the copier has to do before it goes on.
@@ -172,6 +177,9 @@ impl Copier {
         let names = if copy.window_ms > 0 { &copy.names[..] } else { &[] };
         match reply {
             Enqueued::Stored(..) => {
+                if copy.left_out.iter().any(|name| !self.copied.0.contains_key(name)) {
+                    self.broken = Some("an event was left out, and its copy is lost");
+                }
                 for &name in names {
                     if self.passed(now_ms, name).is_some_and(|passed| passed <= copy.window_ms) {
                         self.broken = Some("an event was copied twice within the window");

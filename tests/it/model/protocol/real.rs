@@ -172,6 +172,7 @@ impl Real {
             repeats: (copy.window_ms > 0).then(|| call::Repeats {
                 window_ms: unsigned(copy.window_ms),
                 names: copy.names.iter().copied().map(decode::name).collect(),
+                left_out: copy.left_out.iter().copied().map(decode::name).collect(),
             }),
             limits: limits(step.limits),
             quotas: &NO_QUOTAS,

@@ -52,6 +52,10 @@ impl Server {
             return Enqueued::Gap(stands);
         }
         if let Some(repeats) = repeats {
+            // The copies to which they refer were lost, or are too old.
+            if repeats.left_out.iter().any(|name| !self.names.knows(*name)) {
+                return Enqueued::Gap(stands);
+            }
             let seen = self.names.repeated(now_us, repeats);
             if !seen.is_empty() {
                 return Enqueued::Repeated(seen);

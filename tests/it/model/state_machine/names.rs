@@ -11,6 +11,8 @@ pub(crate) struct Repeats<'a> {
     pub(crate) window_ms: i64,
     /// Each once.
     pub(crate) names: &'a [Name],
+    /// Those of repetitions that were left out.
+    pub(crate) left_out: &'a [Name],
 }
 
 /// Names that are forgotten together, after this time in ms.
@@ -35,9 +37,13 @@ impl Names {
         }
     }
 
+    pub(super) fn knows(&self, name: Name) -> bool {
+        [&self.now, &self.before].into_iter().flatten().any(|noted| noted.names.contains(&name))
+    }
+
     /// The places of the names that are remembered. If there are none, notes all.
     pub(super) fn repeated(&mut self, now_us: i64, repeats: Repeats<'_>) -> Vec<usize> {
-        let Repeats { window_ms, names } = repeats;
+        let Repeats { window_ms, names, .. } = repeats;
         if names.is_empty() {
             return Vec::new();
         }
@@ -49,10 +55,8 @@ impl Names {
         if self.now.as_ref().is_some_and(|noted| noted.until_ms - now_ms < window_ms) {
             self.before = self.now.take();
         }
-        let knows = |name: &Name| {
-            [&self.now, &self.before].into_iter().flatten().any(|noted| noted.names.contains(name))
-        };
-        let places = (0..).zip(names).filter(|(_, name)| knows(name)).map(|(place, _)| place);
+        let places = (0..).zip(names).filter(|(_, name)| self.knows(**name));
+        let places = places.map(|(place, _)| place);
         let places: Vec<usize> = places.collect();
         if places.is_empty() {
             let until_ms = now_ms + 2 * window_ms;

@@ -225,7 +225,7 @@ fn a_name_is_remembered_for_one_to_two_windows() {
     let mut names = Names::default();
     let mut ask = |ms: i64, name: Name| {
         names.expire(ms * 1_000);
-        let repeats = Repeats { window_ms: WINDOW, names: &[name, 77] };
+        let repeats = Repeats { window_ms: WINDOW, names: &[name, 77], left_out: &[] };
         names.repeated(ms * 1_000, repeats)
     };
     assert_eq!(ask(0, 1), [0; 0]);
@@ -241,7 +241,7 @@ fn a_name_is_remembered_for_one_to_two_windows() {
 fn a_call_with_a_repetition_notes_nothing_and_leaves_the_position() {
     let mut server = Server::new(SLICE);
     let mut copy = |spans: &[Span], names: &[Name], events: &[(Bot, Event)]| {
-        let repeats = Some(Repeats { window_ms: 100, names });
+        let repeats = Some(Repeats { window_ms: 100, names, left_out: &[] });
         server.enqueue(NOW, spans, events, repeats, Take::default())
     };
     let one = Enqueued::Stored(Queued { appended: 1, ..Queued::default() }, Vec::new());

@@ -15,6 +15,7 @@ pub(super) const WANTED: &[&str] = &[
     "the rest of a call is copied",
     "the position passes repetitions alone",
     "the rest of a call is too late",
+    "the rest of a call is refused, because a copy is lost or too old",
     "a window ends in a copy",
     "a window ends in a call with repetitions",
     "an event is forgotten and copied again",
@@ -109,6 +110,12 @@ impl Coverage {
                 if copy.was_lost && !copy.names.is_empty() {
                     self.add("an event is copied again after a lost tail");
                 }
+            }
+            Enqueued::Gap(stands)
+                if !copy.left_out.is_empty()
+                    && copy.spans.iter().zip(stands).all(|((_, (prev, _)), at)| prev == at) =>
+            {
+                self.add("the rest of a call is refused, because a copy is lost or too old");
             }
             Enqueued::Dup | Enqueued::Gap(_) if copy.names.is_empty() => {}
             Enqueued::Dup | Enqueued::Gap(_) if copy.rest_of.is_some() => {
