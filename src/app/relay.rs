@@ -201,7 +201,7 @@ fn run(
     let (sockets, control) = (app.sockets()?, app.control());
     let (tell, ready) = oneshot::channel();
     let ran = app.run_telling(shutdown.clone(), Some(tell));
-    running.spawn(process.tracker.track_future(async move { (number, ran.await) }));
+    running.spawn(process.tracker.track_future(async move { (number, Box::pin(ran).await) }));
     Ok((Runner { number, shutdown, sockets, control, grace }, ready))
 }
 

@@ -25,8 +25,11 @@ pub use self::stored::stored;
 pub use self::token::token;
 pub use self::url::url;
 
+/// A name, and what checks an input.
+pub type Target = (&'static str, fn(&[u8]));
+
 /// Every target by its name: the names of its program in `fuzz/` and of its folder in `fuzz/corpus/`.
-pub const TARGETS: [(&str, fn(&[u8])); 9] = [
+pub const TARGETS: [Target; 9] = [
     ("configuration", configuration),
     ("event", event),
     ("expression", expression),

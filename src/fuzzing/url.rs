@@ -60,7 +60,7 @@ fn connects_to_what_was_checked(checked: &CheckedUrl) {
     let default = if url.scheme() == "https" { 443 } else { 80 };
     assert_eq!(uri.port_u16().unwrap_or(default), checked.port());
     assert_eq!(
-        uri.path_and_query().map(|all| all.as_str()),
+        uri.path_and_query().map(hyper::http::uri::PathAndQuery::as_str),
         Some(&url[url::Position::BeforePath..])
     );
     // The connector takes a host that is an address as that address, and resolves any other one.

@@ -160,7 +160,7 @@ pub(crate) fn cursor(key: &SigningKey, path: &str, text: &str) {
     let cursors = Cursors::default();
     cursors.sign_with(key.clone());
     let text = Some(text);
-    for refusal in [
+    let refusals = [
         cursors.read::<BotCursor>(path, text).err(),
         cursors.read::<EventCursor>(path, text).err(),
         cursors.read::<LetterId>(path, text).err(),
@@ -168,9 +168,8 @@ pub(crate) fn cursor(key: &SigningKey, path: &str, text: &str) {
         cursors.read::<(u64, String)>(path, text).err(),
         cursors.read::<(String, String)>(path, text).err(),
         super::replay::fuzz(&cursors, path, text),
-    ] {
-        if let Some(problem) = refusal {
-            refused(&problem);
-        }
+    ];
+    for problem in refusals.into_iter().flatten() {
+        refused(&problem);
     }
 }

@@ -404,12 +404,18 @@ pub(super) fn print_faults(json: bool, report: &faults::Report) -> Result<(), Co
             ">OLDER FENCE", ">AGAIN AFTER COMMIT", ">AGAIN",
         ]);
         for row in &report.pipelines {
-            let figures = [
-                row.sent, row.handled, row.lost, row.reordered, row.stale_commits,
-                row.fence_regressions, row.repeated_after_commit, row.repeated,
-            ];
-            let [a, b, c, d, e, f, g, h] = figures.map(|figure| figure.to_string());
-            pipelines.row(&[row.pipeline.to_owned(), a, b, c, d, e, f, g, h]);
+            let figure = |count: usize| count.to_string();
+            pipelines.row(&[
+                row.name.to_owned(),
+                figure(row.sent),
+                figure(row.handled),
+                figure(row.lost),
+                figure(row.reordered),
+                figure(row.stale_commits),
+                figure(row.fence_regressions),
+                figure(row.repeated_after_commit),
+                figure(row.repeated),
+            ]);
         }
         let _ = writeln!(text, "{}", output.table(&pipelines));
         let mut recoveries =

@@ -74,9 +74,14 @@ impl Fault {
             Self::ProcessKilled | Self::ProcessStopped | Self::RedisKilled => 0..=1_500,
             Self::ProcessFrozen => 100..=6_000,
             Self::ClockStepped | Self::NetworkSlow | Self::NetworkThrottled => 500..=4_000,
-            Self::RedisFrozen | Self::RedisSleeps | Self::RedisFull | Self::DiskFull => 100..=3_000,
+            Self::RedisFrozen
+            | Self::RedisSleeps
+            | Self::RedisFull
+            | Self::DiskFull
+            | Self::MongoKilled
+            | Self::MongoFrozen
+            | Self::MongoThrottled => 100..=3_000,
             Self::NetworkHeld | Self::NetworkRefused | Self::RepliesLost => 100..=4_000,
-            Self::MongoKilled | Self::MongoFrozen | Self::MongoThrottled => 100..=3_000,
             Self::MongoRepliesLost => 100..=2_000,
             Self::ScriptsFlushed
             | Self::ClientsKilled

@@ -19,7 +19,7 @@ const WINDOW_US: u64 = 10_000_000;
 /// What was found of one pipeline.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Pipeline {
-    pub(crate) pipeline: &'static str,
+    pub(crate) name: &'static str,
     pub(crate) sent: usize,
     pub(crate) handled: usize,
     pub(crate) lost: usize,
@@ -81,7 +81,7 @@ fn judged(pipeline: &'static str, history: &History, violations: &mut Vec<String
         }
     }
     Pipeline {
-        pipeline,
+        name: pipeline,
         sent: history.sent,
         handled: history.handled,
         lost: history.lost,

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use fairlane::app::App;
@@ -70,7 +70,7 @@ pub(crate) async fn run(config: &Path, directory: &Path, process: u32) -> Result
                 process,
                 log,
                 cured: directory.join("cured"),
-                ended: Arc::default(),
+                ended: Mutex::default(),
             },
         );
     }
@@ -83,8 +83,11 @@ struct Recorder {
     log: HistoryLog,
     cured: PathBuf,
     /// When the handling of the first event under a fence ended. Its completion was requested later.
-    ended: Arc<Mutex<HashMap<(String, u64, String), u64>>>,
+    ended: Mutex<HashMap<Call, u64>>,
 }
+
+/// A bot, a fence, and the id of the first event. With ordering keys, several calls share a fence.
+type Call = (String, u64, String);
 
 impl Recorder {
     fn fails(&self, event: &Event) -> bool {
@@ -92,8 +95,7 @@ impl Recorder {
         poison || rand::rng().random_range(0..100) < FAIL_PERCENT
     }
 
-    /// What identifies a call: with ordering keys, several calls share a fence.
-    fn call(slice: &Slice) -> (String, u64, String) {
+    fn call(slice: &Slice) -> Call {
         let first = slice.events.first().map_or("", |first| first.event.id());
         (slice.bot.as_str().to_owned(), slice.fence.get(), first.to_owned())
     }
@@ -140,7 +142,8 @@ impl Handler for Recorder {
 
     fn committed(&self, slice: &Slice, settled: usize) {
         let mut calls = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        let asked = calls.remove(&Self::call(slice)).unwrap_or_else(now_us);
+        // Without a handling, as of an event whose consumers vanished, it is not known.
+        let asked = calls.remove(&Self::call(slice)).unwrap_or(0);
         drop(calls);
         let mut lanes: HashMap<String, Vec<u32>> = HashMap::new();
         for delivery in &slice.events[..settled] {

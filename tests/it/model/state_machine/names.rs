@@ -47,19 +47,19 @@ impl Names {
         if names.is_empty() {
             return Vec::new();
         }
-        let now_ms = now_us / 1_000;
+        let at_ms = now_us / 1_000;
         if let Some(noted) = &mut self.now {
             // After a change to a shorter window.
-            noted.until_ms = noted.until_ms.min(now_ms + 2 * window_ms);
+            noted.until_ms = noted.until_ms.min(at_ms + 2 * window_ms);
         }
-        if self.now.as_ref().is_some_and(|noted| noted.until_ms - now_ms < window_ms) {
+        if self.now.as_ref().is_some_and(|noted| noted.until_ms - at_ms < window_ms) {
             self.before = self.now.take();
         }
         let places = (0..).zip(names).filter(|(_, name)| self.knows(**name));
         let places = places.map(|(place, _)| place);
         let places: Vec<usize> = places.collect();
         if places.is_empty() {
-            let until_ms = now_ms + 2 * window_ms;
+            let until_ms = at_ms + 2 * window_ms;
             let fresh = || Noted { names: BTreeSet::new(), until_ms };
             self.now.get_or_insert_with(fresh).names.extend(names);
         }

@@ -38,7 +38,8 @@ fn the_image_is_built_from_files_that_exist() {
         let path = format!("{}/Cargo.toml", member.as_str().expect("a directory"));
         assert!(brought.contains(path.as_str()), "{path} is missing in the image");
         let manifest: toml::Table = text(&path).parse().expect("TOML");
-        let names_target = ["bin", "example"].iter().any(|kind| manifest.contains_key(*kind));
+        let names_target =
+            ["lib", "bin", "example"].iter().any(|kind| manifest.contains_key(*kind));
         assert!(names_target, "{path} names no target");
         manifests.push((path, manifest));
     }

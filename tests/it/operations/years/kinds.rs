@@ -13,12 +13,13 @@ const TABLES: [&str; 3] =
     ["src/redis/keys.rs", "src/notifications/keys.rs", "src/automations/queue.rs"];
 const PAGE: &str = "docs/upgrading.md";
 /// Keys that no sample has, and why.
-const WITHOUT: [(&str, &str); 11] = [
+const WITHOUT: [(&str, &str); 12] = [
     ("fl:auditor", "a lock that lasts for seconds"),
     ("fl:replay:<id>", "only while a replay runs: an operator repeats it"),
     ("fl:{p:s}:replay:<id>", "as above"),
     ("fl:{<bus>}:logs", "only for buses that get new logs, such as partitions of Kafka"),
     ("fl:{check-<number>}:<id>", "only while a check runs"),
+    ("fl:{replicas-<number>}", "only with redis.wait_replicas: its value says nothing"),
     ("fl:{p:0}:tokens", "lasts until the tokens are back: some milliseconds"),
     ("fl:{p:s}:slow", "as above"),
     ("fl:{p:s}:keys:<bot>", "lasts until the quota is free again: some milliseconds"),
