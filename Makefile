@@ -101,8 +101,8 @@ peers: setup-peers release-bench ## compare with GroupMQ, BullMQ and a plain str
 instructions: setup-instructions ## count instructions, and compare with the references; ARGS=--renew
 	@bash .ci/instructions $(ARGS)
 
-spec: setup-spec ## check the two hard rules of the protocol in all states of small systems
-	@bash .ci/spec
+spec: setup-spec ## check the two hard rules of the protocol in all states of small systems; ARGS=--large
+	@bash .ci/spec $(ARGS)
 
 release: | setup-build ## the program for production, in target/release
 	cargo build --release --locked --features nats,kafka

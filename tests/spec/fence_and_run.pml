@@ -21,7 +21,7 @@
 #define BOTS 1
 #endif
 #ifndef EVENTS
-#define EVENTS 3
+#define EVENTS 2
 #endif
 #ifndef CRASHES      /* A consumer forgets everything. */
 #define CRASHES 1
@@ -43,9 +43,10 @@
 #define NO_RECOVERY 3
 #define COUNT_NOT_COMPARED 4
 #define COMMIT_BEFORE_THE_EFFECT 5
-#ifndef MISTAKE
-#define MISTAKE 0
-#endif
+#define REMOVAL_BEFORE_THE_COMPARISON 6 /* Events leave the queue before the fence is compared. */
+#define FENCE_NOT_RAISED 7              /* A new lease has the fence of the one before. */
+#define LEASES_DO_NOT_END 8             /* No lease ends by its deadline. */
+hidden byte mistake; /* Of the environment variable MISTAKE; 0: none. */
 
 typedef Shard {
   byte run_id;
@@ -79,7 +80,7 @@ byte crashes = CRASHES, freezes = FREEZES, replies = LOST_REPLIES, tails = LOST_
 hidden byte i, j, n, fence_was, left_was;
 
 #define H held[c]
-#define MUST_RECOVER (redis.run_id != server_run && MISTAKE != NO_RECOVERY)
+#define MUST_RECOVER (redis.run_id != server_run && mistake != NO_RECOVERY)
 #define CLAIMABLE(b) \
   (redis.left[b] < redis.copied[b] && (redis.own[b] == 0 || MUST_RECOVER))
 
@@ -109,7 +110,7 @@ inline recover() {
 /* lua/claim.lua */
 inline claim(c, b, is_lost) {
   recover();
-  redis.fence++;
+  redis.fence = (mistake == FENCE_NOT_RAISED -> 1 : redis.fence + 1);
   redis.own[b] = redis.fence; redis.acked[b] = 0;
   for (j : 0 .. CONSUMERS - 1) {
     if
@@ -130,12 +131,12 @@ inline complete(c) {
   fence_was = redis.own[H.bot]; left_was = redis.left[H.bot]; n = 0;
   if
   :: fence_was != 0 &&
-     (H.fence == fence_was || MISTAKE == FENCE_NOT_COMPARED) &&
-     (H.run_id == redis.run_id || MISTAKE == RUN_NOT_COMPARED) &&
+     (H.fence == fence_was || mistake == FENCE_NOT_COMPARED) &&
+     (H.run_id == redis.run_id || mistake == RUN_NOT_COMPARED) &&
      (redis.acked[H.bot] == H.acked || redis.acked[H.bot] == H.acked + H.done ||
-      MISTAKE == COUNT_NOT_COMPARED) ->
+      mistake == COUNT_NOT_COMPARED) ->
     if
-    :: redis.acked[H.bot] == H.acked || MISTAKE == COUNT_NOT_COMPARED ->
+    :: redis.acked[H.bot] == H.acked || mistake == COUNT_NOT_COMPARED ->
       n = (H.done < redis.copied[H.bot] - left_was -> H.done : redis.copied[H.bot] - left_was)
     :: else /* The same call came before. */
     fi;
@@ -144,13 +145,16 @@ inline complete(c) {
     if
     :: H.releases -> redis.own[H.bot] = 0; redis.acked[H.bot] = 0
     :: else
-    fi;
-    /* The promises. */
-    assert(H.is_newest);                               /* The holder of the newest lease of this run. */
-    assert(n == 0 || left_was + 1 == H.first);         /* It counted from this head. */
-    assert(redis.left[H.bot] <= handled[H.bot])        /* Each event left after its effect. */
-  :: else -> fence_was = 0 /* Stale. */
-  fi
+    fi
+  :: else ->
+    fence_was = 0; /* Stale. */
+    n = (mistake == REMOVAL_BEFORE_THE_COMPARISON && left_was < redis.copied[H.bot] -> 1 : 0);
+    redis.left[H.bot] = left_was + n
+  fi;
+  /* The promises. */
+  assert(fence_was == 0 || H.is_newest);               /* The holder of the newest lease of this run. */
+  assert(n == 0 || (H.is_newest && left_was + 1 == H.first)); /* It counted from this head. */
+  assert(redis.left[H.bot] <= handled[H.bot])          /* Each event left after its effect. */
 }
 
 inline answered(c) {
@@ -194,10 +198,8 @@ end:
   :: d_step { H.on && !H.sent && H.done > 0 && replies > 0 ->
       replies--; H.sent = true; complete(c); i = 0 }
   :: d_step { H.on && H.sent -> complete(c); answered(c); i = 0 }
-#if MISTAKE == COMMIT_BEFORE_THE_EFFECT
-  :: d_step { H.on && !H.sent && H.done < H.size ->
+  :: d_step { mistake == COMMIT_BEFORE_THE_EFFECT && H.on && !H.sent && H.done < H.size ->
       H.done++; H.releases = true; complete(c); answered(c); i = 0 }
-#endif
   :: d_step { H.on && crashes > 0 -> crashes--; clear(c) }
   od
 }
@@ -235,7 +237,8 @@ inline expire(b) {
 #else
 #define SOMEBODY_HOLDS(b) (IS_HELD(b, 0) || IS_HELD(b, 1))
 #endif
-#define EXPIRES(b) (redis.own[b] != 0 && (freezes > 0 || !SOMEBODY_HOLDS(b)))
+#define EXPIRES(b) \
+  (mistake != LEASES_DO_NOT_END && redis.own[b] != 0 && (freezes > 0 || !SOMEBODY_HOLDS(b)))
 
 proctype Time() {
 end:
@@ -271,13 +274,17 @@ end:
 proctype Judge() {
 end:
   timeout;
-  for (i : 0 .. BOTS - 1) {
-    assert(redis.left[i] == EVENTS && redis.own[i] == 0 && handled[i] == EVENTS)
+  d_step {
+    for (i : 0 .. BOTS - 1) {
+      assert(redis.left[i] == EVENTS && redis.own[i] == 0 && handled[i] == EVENTS)
+    }
+    i = 0
   }
 }
 
 init {
   atomic {
+    c_code { mistake = getenv("MISTAKE") ? atoi(getenv("MISTAKE")) : 0; };
     run Copier(); run Time(); run Disk(); run Judge();
     for (i : 0 .. CONSUMERS - 1) { run Consumer(i) }
   }
