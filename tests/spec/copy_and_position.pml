@@ -16,9 +16,7 @@
  * a lost tail. What happens to an event after it was queued is the subject of fence_and_run.pml.
  */
 
-#ifndef READERS
-#define READERS 2
-#endif
+#define READERS 2 /* See `readers`. */
 #ifndef SHARDS
 #define SHARDS 1
 #endif
@@ -27,12 +25,6 @@
 #endif
 #ifndef LENGTH
 #define LENGTH 2
-#endif
-#ifndef TIMEOUTS     /* A reader opens a new session while calls are under way. */
-#define TIMEOUTS 1
-#endif
-#ifndef LOST_TAILS   /* Redis restarts without its last writes. */
-#define LOST_TAILS 1
 #endif
 #define ENTRIES (LOGS * LENGTH)
 #define BIT(n) (1 << (n))
@@ -44,11 +36,15 @@
 #else
 #define SHARD_OF(entry) ((entry) % 2)
 #endif
-#ifdef REPETITIONS   /* The first entry of the second log repeats the first of the first log. */
-#define NAME_OF(entry) ((entry) == LENGTH -> 0 : (entry))
-#else
-#define NAME_OF(entry) (entry)
-#endif
+#define NAME_OF(entry) ((entry) == LENGTH && repetitions -> 0 : (entry))
+
+/* Of the environment variables of the same names. */
+hidden byte readers = 2;                /* READERS, 1 or 2 */
+hidden byte repetitions;                /* REPETITIONS: the first entry of the second log repeats that of the first. */
+hidden byte restart_ends_sessions;      /* RESTART_ENDS_SESSIONS, see below. */
+hidden byte mistake;                    /* MISTAKE, see below; 0: none. */
+byte timeouts = 1;                      /* TIMEOUTS: a reader opens a new session while calls are under way. */
+byte tails = 1;                         /* LOST_TAILS: Redis restarts without its last writes. */
 
 /*
  * A known limit: with REPETITIONS, TIMEOUTS and LOST_TAILS together, an event can be lost.
@@ -70,7 +66,6 @@
 #define TRIM_AHEAD_OF_THE_DISK 6   /* A log is trimmed up to positions that can still be lost. */
 #define NAMES_BEFORE_THE_CHAIN 7   /* Names are noted before the chain is compared. */
 #define POSITION_WITHOUT_THE_REST 8 /* The position moves although the call has repetitions. */
-hidden byte mistake; /* Of the environment variable MISTAKE; 0: none. */
 #define IN_TWO_STEPS (mistake == POSITION_BEHIND_THE_COPY || mistake == POSITION_BEFORE_THE_COPY)
 
 typedef Shard {
@@ -104,7 +99,6 @@ Reader reader[READERS];
 /* Calls without a reply, calls that must be sent again, and late calls of an older session. */
 Calls sent[READERS], again[READERS], late[READERS];
 byte trimmed[LOGS];  /* The last offset that is gone. */
-byte timeouts = TIMEOUTS, tails = LOST_TAILS;
 
 hidden byte i, j, k, s, names, seen, reply, fits, behind, covered, low, entries;
 hidden byte ok;
@@ -188,14 +182,12 @@ inline enqueue(calls) {
     :: else
     fi
   }
-#ifdef REPETITIONS
   for (j : 0 .. ENTRIES - 1) {
     if
-    :: (C.entries & BIT(j)) != 0 && (shard[s].names & BIT(NAME_OF(j))) != 0 -> seen = seen | BIT(j)
+    :: repetitions && (C.entries & BIT(j)) != 0 && (shard[s].names & BIT(NAME_OF(j))) != 0 -> seen = seen | BIT(j)
     :: else
     fi
   }
-#endif
   if
   :: C.is_half_done ->
     reply = DONE; C.is_half_done = false;
@@ -396,11 +388,8 @@ inline hang_up() {
   for (k : 0 .. READERS - 1) {
     clear(late[k]);
     if
-#ifdef RESTART_ENDS_SESSIONS
-    :: sent[k].count > 0 || again[k].count > 0 -> clear(sent[k]); lose_session(k)
-#else
-    :: sent[k].count > 0 -> clear(sent[k]); lose_session(k)
-#endif
+    :: sent[k].count > 0 || (restart_ends_sessions && again[k].count > 0) ->
+      clear(sent[k]); lose_session(k)
     :: else
     fi
   }
@@ -460,13 +449,27 @@ end:
   }
 }
 
+c_decl {
+  static int number(const char *name, int otherwise) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : otherwise;
+  }
+};
+
 init {
   atomic {
-    c_code { mistake = getenv("MISTAKE") ? atoi(getenv("MISTAKE")) : 0; };
+    c_code {
+      readers = number("READERS", readers);
+      repetitions = number("REPETITIONS", 0);
+      restart_ends_sessions = number("RESTART_ENDS_SESSIONS", 0);
+      mistake = number("MISTAKE", 0);
+      now.timeouts = number("TIMEOUTS", now.timeouts);
+      now.tails = number("LOST_TAILS", now.tails);
+    };
     run Disk(); run Judge();
 #ifdef TRIM
     run Trimmer();
 #endif
-    for (i : 0 .. READERS - 1) { run Reader_of_the_bus(i) }
+    for (i : 0 .. readers - 1) { run Reader_of_the_bus(i) }
   }
 }

@@ -23,18 +23,6 @@
 #ifndef EVENTS
 #define EVENTS 2
 #endif
-#ifndef CRASHES      /* A consumer forgets everything. */
-#define CRASHES 1
-#endif
-#ifndef FREEZES      /* A lease ends while its holder believes in it. */
-#define FREEZES 1
-#endif
-#ifndef LOST_REPLIES /* A script runs, and its caller does not learn it. */
-#define LOST_REPLIES 1
-#endif
-#ifndef LOST_TAILS   /* Redis restarts without its last writes. */
-#define LOST_TAILS 1
-#endif
 #define SLICE 2      /* Maximum number of events that a holder takes. */
 
 /* Rules that can be left out, to show that this is found. */
@@ -46,7 +34,13 @@
 #define REMOVAL_BEFORE_THE_COMPARISON 6 /* Events leave the queue before the fence is compared. */
 #define FENCE_NOT_RAISED 7              /* A new lease has the fence of the one before. */
 #define LEASES_DO_NOT_END 8             /* No lease ends by its deadline. */
-hidden byte mistake; /* Of the environment variable MISTAKE; 0: none. */
+
+/* Of the environment variables of the same names. */
+hidden byte mistake;  /* MISTAKE; 0: none. */
+byte crashes = 1;     /* CRASHES: a consumer forgets everything. */
+byte freezes = 1;     /* FREEZES: a lease ends while its holder believes in it. */
+byte replies = 1;     /* LOST_REPLIES: a script runs, and its caller does not learn it. */
+byte tails = 1;       /* LOST_TAILS: Redis restarts without its last writes. */
 
 typedef Shard {
   byte run_id;
@@ -75,7 +69,6 @@ Shard redis, saved;
 byte server_run;
 Held held[CONSUMERS];
 byte handled[BOTS];  /* The last event whose effect happened. */
-byte crashes = CRASHES, freezes = FREEZES, replies = LOST_REPLIES, tails = LOST_TAILS;
 
 hidden byte i, j, n, fence_was, left_was;
 
@@ -282,9 +275,22 @@ end:
   }
 }
 
+c_decl {
+  static int number(const char *name, int otherwise) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : otherwise;
+  }
+};
+
 init {
   atomic {
-    c_code { mistake = getenv("MISTAKE") ? atoi(getenv("MISTAKE")) : 0; };
+    c_code {
+      mistake = number("MISTAKE", 0);
+      now.crashes = number("CRASHES", now.crashes);
+      now.freezes = number("FREEZES", now.freezes);
+      now.replies = number("LOST_REPLIES", now.replies);
+      now.tails = number("LOST_TAILS", now.tails);
+    };
     run Copier(); run Time(); run Disk(); run Judge();
     for (i : 0 .. CONSUMERS - 1) { run Consumer(i) }
   }
