@@ -47,10 +47,10 @@ byte timeouts = 1;                      /* TIMEOUTS: a reader opens a new sessio
 byte tails = 1;                         /* LOST_TAILS: Redis restarts without its last writes. */
 
 /*
- * A known limit: with REPETITIONS, TIMEOUTS and LOST_TAILS together, an event can be lost.
- *   1. Two logs have the event. A call with the second of the two times out.
+ * A known limit: with REPETITIONS and LOST_TAILS, and with TIMEOUTS or two readers, an event can be lost.
+ *   1. Two logs have the event. A call with the second of the two times out, or is that of another reader.
  *   2. The next session sends the first of the two, and leaves the second out as a repetition.
- *   3. The late call arrives and copies the second. So the shard answers SEEN to the first.
+ *   3. The call of step 1 arrives and copies the second. So the shard answers SEEN to the first.
  *   4. Redis restarts and loses that copy.
  *   5. The reader sends the call again, without the first. The chain fits, because the position rolled back too.
  * RESTART_ENDS_SESSIONS is a remedy that Fairlane does not have yet: a reader discards calls that it must send
