@@ -10,7 +10,7 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-deb demo test test-valkey fuzz screenshots samples bench isolation faults rolling peers instructions release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-spec setup-deb demo test test-valkey fuzz screenshots samples bench isolation faults rolling peers instructions spec release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +38,9 @@ setup-peers:
 
 setup-instructions:
 	@bash .ci/setup instructions
+
+setup-spec:
+	@bash .ci/setup spec
 
 # Without `--workspace`, because the benchmarks have the clients of further buses, and that of Kafka needs
 # OpenSSL. The example gives the other dependencies the features of the tests. So `make test` builds only a
@@ -97,6 +100,9 @@ peers: setup-peers release-bench ## compare with GroupMQ, BullMQ and a plain str
 # The scripts are measured by a test, in the build of `make test`.
 instructions: setup-instructions ## count instructions, and compare with the references; ARGS=--renew
 	@bash .ci/instructions $(ARGS)
+
+spec: setup-spec ## check the two hard rules of the protocol in all states of small systems; ARGS=--large
+	@bash .ci/spec $(ARGS)
 
 release: | setup-build ## the program for production, in target/release
 	cargo build --release --locked --features nats,kafka
