@@ -41,20 +41,18 @@
 /* Of the environment variables of the same names. */
 hidden byte readers = 2;                /* READERS, 1 or 2 */
 hidden byte repetitions;                /* REPETITIONS: the first entry of the second log repeats that of the first. */
-hidden byte restart_ends_sessions;      /* RESTART_ENDS_SESSIONS, see below. */
 hidden byte mistake;                    /* MISTAKE, see below; 0: none. */
 byte timeouts = 1;                      /* TIMEOUTS: a reader opens a new session while calls are under way. */
 byte tails = 1;                         /* LOST_TAILS: Redis restarts without its last writes. */
 
 /*
- * A known limit: with REPETITIONS and LOST_TAILS, and with TIMEOUTS or two readers, an event can be lost.
+ * A repetition refers to a copy that can be lost, with REPETITIONS and LOST_TAILS, and with TIMEOUTS or two readers:
  *   1. Two logs have the event. A call with the second of the two times out, or is that of another reader.
  *   2. The next session sends the first of the two, and leaves the second out as a repetition.
  *   3. The call of step 1 arrives and copies the second. So the shard answers SEEN to the first.
  *   4. Redis restarts and loses that copy.
  *   5. The reader sends the call again, without the first. The chain fits, because the position rolled back too.
- * RESTART_ENDS_SESSIONS is a remedy that Fairlane does not have yet: a reader discards calls that it must send
- * again when Redis restarts.
+ * So a call names the repetitions that were left out of it, and is refused if one of the names is not noted.
  */
 
 /* Rules that can be left out, to show that this is found. */
@@ -66,6 +64,7 @@ byte tails = 1;                         /* LOST_TAILS: Redis restarts without it
 #define TRIM_AHEAD_OF_THE_DISK 6   /* A log is trimmed up to positions that can still be lost. */
 #define NAMES_BEFORE_THE_CHAIN 7   /* Names are noted before the chain is compared. */
 #define POSITION_WITHOUT_THE_REST 8 /* The position moves although the call has repetitions. */
+#define LEFT_OUT_NOT_COMPARED 9    /* A call is accepted although the copy of a repetition is lost. */
 #define IN_TWO_STEPS (mistake == POSITION_BEHIND_THE_COPY || mistake == POSITION_BEFORE_THE_COPY)
 
 typedef Shard {
@@ -79,6 +78,7 @@ typedef Call {
   byte prev[LOGS];
   byte last[LOGS];   /* As `prev`: the call covers nothing of the log. */
   byte entries;
+  byte left_out;     /* Repetitions that were left out, by their entries. */
   bool is_half_done  /* See IN_TWO_STEPS. */
 }
 
@@ -109,12 +109,12 @@ hidden byte ok;
 #define C calls.call[0]
 
 inline copy_call(to, from) {
-  to.shard = from.shard; to.entries = from.entries; to.is_half_done = from.is_half_done;
+  to.shard = from.shard; to.entries = from.entries; to.left_out = from.left_out; to.is_half_done = from.is_half_done;
   for (j : 0 .. LOGS - 1) { to.prev[j] = from.prev[j]; to.last[j] = from.last[j] }
 }
 
 inline clear_call(of_call) {
-  of_call.shard = 0; of_call.entries = 0; of_call.is_half_done = false;
+  of_call.shard = 0; of_call.entries = 0; of_call.left_out = 0; of_call.is_half_done = false;
   for (j : 0 .. LOGS - 1) { of_call.prev[j] = 0; of_call.last[j] = 0 }
 }
 
@@ -188,6 +188,14 @@ inline enqueue(calls) {
     :: else
     fi
   }
+  ok = true;
+  for (j : 0 .. ENTRIES - 1) {
+    if
+    :: (C.left_out & BIT(j)) != 0 && mistake != LEFT_OUT_NOT_COMPARED ->
+      ok = ok && (shard[s].names & BIT(NAME_OF(j))) != 0
+    :: else
+    fi
+  }
   if
   :: C.is_half_done ->
     reply = DONE; C.is_half_done = false;
@@ -196,7 +204,7 @@ inline enqueue(calls) {
     :: else -> store(calls)
     fi
   :: else ->
-    reply = (behind == covered -> DUP : (fits < covered -> GAP : (seen != 0 -> SEEN : DONE)));
+    reply = (behind == covered -> DUP : (fits < covered || !ok -> GAP : (seen != 0 -> SEEN : DONE)));
     if
     :: reply == DONE && IN_TWO_STEPS ->
       C.is_half_done = true;
@@ -283,6 +291,7 @@ inline run_call(r) {
       k = again[r].count;
       copy_call(again[r].call[k], sent[r].call[0]);
       again[r].call[k].entries = again[r].call[k].entries & ~(reply == SEEN -> seen : 0);
+      again[r].call[k].left_out = again[r].call[k].left_out | (reply == SEEN -> seen : 0);
       again[r].count++
     :: else
     fi;
@@ -388,7 +397,7 @@ inline hang_up() {
   for (k : 0 .. READERS - 1) {
     clear(late[k]);
     if
-    :: sent[k].count > 0 || (restart_ends_sessions && again[k].count > 0) ->
+    :: sent[k].count > 0 ->
       clear(sent[k]); lose_session(k)
     :: else
     fi
@@ -461,7 +470,6 @@ init {
     c_code {
       readers = number("READERS", readers);
       repetitions = number("REPETITIONS", 0);
-      restart_ends_sessions = number("RESTART_ENDS_SESSIONS", 0);
       mistake = number("MISTAKE", 0);
       now.timeouts = number("TIMEOUTS", now.timeouts);
       now.tails = number("LOST_TAILS", now.tails);
