@@ -73,7 +73,7 @@ fn in_two_parts(data: &[u8], whole: &[Line]) {
         (1..).zip(data).filter(|(_, byte)| **byte == b'\n').map(|(end, _)| end).collect();
     let Some(&end) = ends.get(ends.len() / 2) else { return };
     let (one, other) = data.split_at(end);
-    let next = one.iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
+    let next = one.split(|byte| *byte == b'\n').count() as u64;
     let mut parts = lines(one, 1).expect("a part is read like the whole");
     parts.extend(lines(other, next).expect("a part is read like the whole"));
     let places = |all: &[Line]| -> Vec<_> {

@@ -25,7 +25,6 @@ use tokio::time::sleep;
 
 use super::api::Api;
 use super::worker::{POISON, history, now_us, random_ms};
-use super::world::MAX_ATTEMPTS;
 use crate::error::BenchError;
 
 /// Longer than `handler_timeout`.
@@ -61,7 +60,6 @@ pub(crate) struct Hooks {
 #[derive(Deserialize)]
 struct Push {
     bot: String,
-    attempt: u32,
     lease: String,
     fence: u64,
     events: Vec<Pushed>,
@@ -118,8 +116,7 @@ impl Hooks {
         apis.get(rand::rng().random_range(0..apis.len().max(1)))
     }
 
-    fn note(log: &HistoryLog, push: &Push, index: usize, started: u64, outcome: Outcome) {
-        let event = &push.events[index];
+    fn note(log: &HistoryLog, push: &Push, event: &Pushed, started: u64, outcome: Outcome) {
         let Some(position) = event.position() else { return };
         let record = Record::Handled {
             bot: &push.bot,
@@ -133,14 +130,6 @@ impl Hooks {
             process: PROCESS,
         };
         log.write([record]).expect("the history of the campaign can be written");
-        // The event becomes a dead letter, and the bot goes on with the next one.
-        if outcome == Outcome::Failed && index == 0 && push.attempt >= MAX_ATTEMPTS {
-            let events = Cow::Owned(vec![position]);
-            let (fence, at) = (push.fence, now_us());
-            let bot = &push.bot;
-            let record = Record::Committed { bot, events, fence, asked: at, at, process: PROCESS };
-            log.write([record]).expect("the history of the campaign can be written");
-        }
     }
 
     /// Whether the event fails until the end of the campaign.
@@ -165,13 +154,13 @@ async fn pushed(State(hooks): State<Arc<Hooks>>, body: Bytes) -> Response {
         push.events.len()
     };
     let mut done = 0;
-    for (index, event) in push.events[..wanted].iter().enumerate() {
+    for event in &push.events[..wanted] {
         if hooks.is_poison(event) || rand::rng().random_range(0..200) == 0 {
-            Hooks::note(&hooks.pushed, &push, index, started, Outcome::Failed);
+            Hooks::note(&hooks.pushed, &push, event, started, Outcome::Failed);
             let answer = json!({ "ack": done });
             return (StatusCode::INTERNAL_SERVER_ERROR, answer.to_string()).into_response();
         }
-        Hooks::note(&hooks.pushed, &push, index, started, Outcome::Done);
+        Hooks::note(&hooks.pushed, &push, event, started, Outcome::Done);
         done += 1;
     }
     match dice {
@@ -211,10 +200,10 @@ async fn complete(hooks: &Hooks, push: &Push) {
         sleep(Duration::from_millis(200)).await;
     }
     let mut done = Vec::new();
-    for (index, event) in push.events.iter().enumerate() {
+    for event in &push.events {
         let fails = hooks.is_poison(event) || rand::rng().random_range(0..50) == 0;
         let outcome = if fails { Outcome::Failed } else { Outcome::Done };
-        Hooks::note(&hooks.leased, push, index, started, outcome);
+        Hooks::note(&hooks.leased, push, event, started, outcome);
         if fails {
             let body = json!({ "ack": done.len(), "retry_after": 0.1, "reason": "the campaign" });
             ended(hooks, push, "fail", &body, &done).await;

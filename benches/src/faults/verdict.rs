@@ -1,10 +1,11 @@
 //! The verdict of a campaign: which promises did not hold.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use fairlane_testkit::history::{Checker, Record, Report as History};
+use fairlane_testkit::history::{Checker, Outcome, Record, Report as History};
 use serde::Serialize;
 
 use super::hooks::Called;
@@ -48,6 +49,12 @@ pub(crate) fn pipelines(
         for event in sent.iter().filter(|event| usize::from(event.pipeline) == place) {
             checker.add(&Record::Sent { bot: &event.lane(), event: event.event });
         }
+        // Events that fail until the end become dead letters, and bots go on. Nobody tells when: the
+        // completion that did it may have no reply. It was after the last failure.
+        let poison =
+            sent.iter().filter(|event| usize::from(event.pipeline) == place && event.poison);
+        let poison: BTreeSet<_> = poison.map(|event| (event.lane(), event.event)).collect();
+        let mut died: BTreeMap<(String, u32), (u64, u64)> = BTreeMap::new();
         let mut handled: BTreeMap<String, Vec<u64>> = BTreeMap::new();
         for file in histories(directory, pipeline)? {
             let bytes = fs::read(&file)?;
@@ -59,12 +66,26 @@ pub(crate) fn pipelines(
                 };
                 checker.add(&record);
                 first_done.note(&record);
+                if let Record::Handled {
+                    bot, event, fence, ended, outcome: Outcome::Failed, ..
+                } = record
+                {
+                    let failed = (bot.to_owned(), event);
+                    if poison.contains(&failed) {
+                        let last = died.entry(failed).or_default();
+                        *last = (*last).max((ended, fence));
+                    }
+                }
                 if pipeline == "limited"
                     && let Record::Handled { bot, started, .. } = record
                 {
                     handled.entry(bot.to_owned()).or_default().push(started);
                 }
             }
+        }
+        for ((bot, event), (at, fence)) in &died {
+            let (events, fence, at) = (Cow::Owned(vec![*event]), *fence, *at);
+            checker.add(&Record::Committed { bot, events, fence, asked: at, at, process: 0 });
         }
         too_fast(&handled, violations);
         all.push(judged(pipeline, &checker.report(), violations));

@@ -27,7 +27,7 @@ const PIPELINES: [&str; 6] =
 /// The stores with the data of a sample.
 pub(super) async fn load(sample: &Path, receiver: &Receiver) -> Stores {
     let stores = Stores::start(Persistence::Always);
-    let then = u64::try_from((SystemClock.now() - AGO).as_millis()).unwrap();
+    let then = u64::try_from(SystemClock.now().saturating_sub(AGO).as_millis()).unwrap();
     let read = |file: &str| {
         let text = fs::read_to_string(sample.join(file)).unwrap();
         text::moved(&received_by(receiver, &text), then)

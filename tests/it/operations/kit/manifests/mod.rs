@@ -102,7 +102,7 @@ fn configuration(manifests: &[Value]) -> Config {
     let directory = tempfile::tempdir().expect("a directory");
     let password = directory.path().join("password");
     fs::write(&password, "secret").expect("a file");
-    let text = text.replace("\"bus/password\"", &format!("{password:?}"));
+    let text = text.replace("\"bus/password\"", &format!("\"{}\"", password.display()));
     let of_pods = |line: &&str| !line.contains("_file = \"bus/");
     let text = text.lines().filter(of_pods).collect::<Vec<_>>().join("\n");
     Config::from_toml(&text, "fairlane.toml").unwrap_or_else(|error| panic!("{error}"))
