@@ -35,13 +35,13 @@ impl Sized {
 /// Putting an event on the bus, yardsticks.
 const WRITE: Sized = Sized { base: 0.33, per_kb: 0.35 };
 /// Reading it from the bus, yardsticks. In a cluster, this and the above load one primary.
-const READ: Sized = Sized { base: 0.1, per_kb: 0.5 };
+const READ: Sized = Sized { base: 0.0, per_kb: 0.5 };
 /// Each event in the queues, yardsticks.
-const EVENT: Sized = Sized { base: 0.1, per_kb: 1.5 };
+const EVENT: Sized = Sized { base: 0.0, per_kb: 1.4 };
 /// Each visit of a bot: its claim, read and completion, yardsticks.
-const VISIT: f64 = 2.8;
+const VISIT: f64 = 3.2;
 /// Each bot that a round of the copy touches, yardsticks.
-const TOUCH: f64 = 1.5;
+const TOUCH: f64 = 1.14;
 /// Further cost of the queues with each further primary, as a share: calls carry fewer events.
 const SPREAD: f64 = 0.065;
 /// Further cost of an event at a low rate, because calls carry few events: yardsticks at 1,000
@@ -50,10 +50,10 @@ const ALONE: f64 = 48.5;
 const ALONE_FALLS: f64 = 0.317;
 
 /// Fairlane's own processor time per event and per visit, yardsticks.
-const OWN_EVENT: Sized = Sized { base: 0.84, per_kb: 1.3 };
-const OWN_VISIT: f64 = 3.6;
+const OWN_EVENT: Sized = Sized { base: 0.62, per_kb: 1.3 };
+const OWN_VISIT: f64 = 3.45;
 /// That of the process that reads the bus, per event. Its bytes cost at most as much as all do.
-const OWN_COPY: Sized = Sized { base: 1.8, per_kb: 1.3 };
+const OWN_COPY: Sized = Sized { base: 0.8, per_kb: 1.3 };
 
 /// Memory of an event on the bus: bytes, and bytes for each byte of its JSON.
 const BUS_BYTES: (f64, f64) = (8.0, 1.013);
@@ -77,10 +77,10 @@ pub(super) const MONGO_RULE_EVENT: f64 = 60.0;
 pub(super) const MONGO_RULE: f64 = 15.0;
 
 /// Network of Redis per event, and further bytes per visit.
-const RECEIVED: Sized = Sized { base: 100.0, per_kb: 2_110.0 };
-const RECEIVED_VISIT: f64 = 370.0;
+const RECEIVED: Sized = Sized { base: 30.0, per_kb: 2_110.0 };
+const RECEIVED_VISIT: f64 = 320.0;
 const SENT: Sized = Sized { base: 26.0, per_kb: 2_010.0 };
-const SENT_VISIT: f64 = 80.0;
+const SENT_VISIT: f64 = 22.0;
 
 /// How many events of a bot are handled and copied together.
 #[derive(Debug, Clone, Copy, PartialEq)]
