@@ -111,6 +111,13 @@ impl<'a> CallBatch<'a> {
         self.events >= size || (self.events > 0 && self.bytes + event.len() > CALL_BYTES)
     }
 
+    /// The same call with these events.
+    fn with(self, bots: Vec<(BotId, Vec<&'a [u8]>)>) -> Self {
+        let events = || bots.iter().flat_map(|(_, events)| events);
+        let (count, bytes) = (events().count(), events().map(|event| event.len()).sum());
+        Self { events: count, bytes, bots, ..self }
+    }
+
     /// The same call without the events at these places.
     fn without(mut self, repeated: &[usize]) -> Self {
         let (mut at, mut repeated) = (0, repeated.iter().copied().peekable());
@@ -420,19 +427,8 @@ impl Route {
             let again = |call: Enqueue<'a>, named| {
                 let postings = call.postings.map(|postings| postings.bots).unwrap_or_default();
                 let left_out = call.repeats.map(|repeats| repeats.left_out).unwrap_or_default();
-                let events = call.bots.iter().map(|(_, events)| events.len()).sum();
-                let sizes = call.bots.iter().flat_map(|(_, events)| events);
-                let bytes = sizes.map(|event| event.len()).sum();
-                CallBatch {
-                    bots: call.bots,
-                    postings,
-                    named,
-                    left_out,
-                    events,
-                    bytes,
-                    lasts,
-                    ..CallBatch::default()
-                }
+                let batch = CallBatch { postings, named, left_out, lasts, ..CallBatch::default() };
+                batch.with(call.bots)
             };
             match reply {
                 Ok(Enqueued::Ok(more, taken)) => {
