@@ -163,6 +163,11 @@ impl RedisServer {
             &arguments,
         );
         replica.in_step().await;
+        // The primary counts it only after its first report, which comes within a second.
+        eventually(Duration::from_secs(30), "the primary counts the replica", async || {
+            self.ask(&["INFO", "replication"]).await.contains("state=online")
+        })
+        .await;
         replica
     }
 

@@ -166,8 +166,9 @@ impl Handler for Recorder {
 
     fn committed(&self, slice: &Slice, settled: usize) {
         let lease = (slice.bot.as_str().to_owned(), slice.fence.get());
-        // Without an entry, the handler got none of the events or was aborted.
-        let asked = self.ended.lock().unwrap().remove(&lease).unwrap_or_else(now);
+        // Without an entry, the handler got none of the events or was aborted. Then it is only known that
+        // the call was sent after the lease was granted, and a fence is the time of that.
+        let asked = self.ended.lock().unwrap().remove(&lease).unwrap_or(slice.fence.get());
         let ids = slice.events[..settled].iter().map(|delivery| delivery.event.id().parse());
         let events: Vec<u32> = ids.map(Result::unwrap).collect();
         let record = Record::Committed {
