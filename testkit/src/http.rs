@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const READY: Duration = Duration::from_secs(2);
 
 /// Waits until the process at `address` has fixed where its pipelines start. Some tests start a
-/// process that cannot become ready. For those, this returns after [`READY`].
+/// process that cannot become ready. For those, this returns after two seconds.
 pub async fn until_ready(address: &str) {
     let client = Client::new(address);
     let ready = async {
