@@ -370,28 +370,3 @@ async fn no_hostile_tenant_has_quiet_ones_refused_lost_or_delayed_for_half_a_sec
     }
     panic!("{left:?} never held: {lines:#?}");
 }
-
-/// A minute of random faults. `make faults` runs longer ones.
-#[tokio::test]
-async fn no_promise_breaks_in_a_campaign_of_faults() {
-    let ran = run(&["faults", "--seed", "1", "--seconds", "60", "--rate", "200", "--json"]).await;
-    let report: Value = serde_json::from_str(&ran.out).unwrap_or_else(|_| panic!("{ran:?}"));
-    assert_eq!((&report["violations"], ran.code), (&serde_json::json!([]), 0), "{report:#}");
-    let faults: u64 =
-        report["faults"].as_object().unwrap().values().filter_map(Value::as_u64).sum();
-    assert!(faults >= 20, "{report:#}");
-    for pipeline in report["pipelines"].as_array().unwrap() {
-        assert!(pipeline["sent"].as_u64() > Some(50), "{pipeline}");
-        assert!(pipeline["handled"].as_u64() >= pipeline["sent"].as_u64(), "{pipeline}");
-    }
-    for what in ["views", "sales", "notifications", "leases_completed", "operations"] {
-        assert!(report[what].as_u64() > Some(10), "{what}: {report:#}");
-    }
-}
-
-#[tokio::test]
-async fn a_campaign_refuses_unknown_faults_and_names_the_known_ones() {
-    let ran = run(&["faults", "--only", "meteor"]).await;
-    assert_eq!(ran.code, 64, "{ran:?}");
-    assert!(ran.err.contains("process-killed") && ran.err.contains("failover"), "{ran:?}");
-}
