@@ -3,8 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -301,13 +303,19 @@ pub fn program() -> String {
     std::env::var("FAIRLANE_TEST_REDIS").unwrap_or_else(|_| "redis-server".to_owned())
 }
 
+/// Below the ports that systems give to outgoing connections (Linux: from 32768, others: from 49152). A
+/// connection would otherwise take the port of a server that was killed and starts again. Chromium
+/// refuses none of them.
+const PORTS: RangeInclusive<u16> = 16_000..=32_767;
+
 /// A free port that this process has not returned before.
 pub fn free_port() -> u16 {
     static TOLD: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     loop {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        if TOLD.lock().unwrap().insert(port) {
+        let random = RandomState::new().build_hasher().finish() % PORTS.len() as u64;
+        let port = PORTS.start() + u16::try_from(random).unwrap();
+        let is_free = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
+        if is_free && TOLD.lock().unwrap().insert(port) {
             return port;
         }
     }

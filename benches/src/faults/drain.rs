@@ -9,8 +9,10 @@ use super::load::{Load, PIPELINES};
 use super::{Report, verdict};
 use crate::error::BenchError;
 
-/// How long it may take after the last fault.
-const DRAINS: Duration = Duration::from_secs(120);
+/// After the last fault, there must be less left within this time. A busy machine needs long for all of it.
+const LESS_WITHIN: Duration = Duration::from_secs(60);
+/// Maximum time for all of it.
+const DRAINS: Duration = Duration::from_secs(600);
 /// Shards, as in the configuration of the processes.
 const SHARDS: u16 = 8;
 const STREAM: &str = "fairlane:events";
@@ -25,11 +27,16 @@ pub(super) async fn drain(
     watch: &impl Fn(&'static str, u64),
 ) -> Result<Result<(), String>, BenchError> {
     let until = Instant::now() + DRAINS;
+    let (mut least, mut least_since) = (u64::MAX, Instant::now());
     let mut quiet_since: Option<Instant> = None;
     loop {
         report.dead_letters_redriven += load.redrive().await;
         let left = left(load).await?;
-        watch("events left", left.iter().map(|(_, count)| count).sum());
+        let count = left.iter().map(|(_, count)| count).sum();
+        watch("events left", count);
+        if count < least {
+            (least, least_since) = (count, Instant::now());
+        }
         if left.is_empty() {
             let since = *quiet_since.get_or_insert_with(Instant::now);
             if since.elapsed() >= QUIET {
@@ -38,7 +45,8 @@ pub(super) async fn drain(
         } else {
             quiet_since = None;
         }
-        if Instant::now() >= until {
+        let stands = !left.is_empty() && least_since.elapsed() >= LESS_WITHIN;
+        if stands || Instant::now() >= until {
             return Ok(Err(format!("{left:?}")));
         }
         sleep(Duration::from_millis(250)).await;

@@ -17,7 +17,7 @@ use crate::error::BenchError;
 /// How long a stopped process may take to end.
 const STOPS: Duration = Duration::from_secs(10);
 /// How long a replica may take to have everything.
-const FOLLOWS: Duration = Duration::from_secs(20);
+const FOLLOWS: Duration = Duration::from_secs(60);
 /// Bandwidth of a throttled network, bytes per second.
 const LITTLE: u32 = 40_000;
 
@@ -210,7 +210,7 @@ impl World {
         while !info(&mut new, "replication").await?.contains("master_link_status:up") {
             late(until, "the replica does not follow the primary")?;
         }
-        ask(&mut old, &["CLIENT", "PAUSE", "20000", "WRITE"]).await?;
+        ask(&mut old, &["CLIENT", "PAUSE", "60000", "WRITE"]).await?;
         let target = offset(&info(&mut old, "replication").await?, "master_repl_offset:");
         while offset(&info(&mut new, "replication").await?, "slave_repl_offset:") < target {
             late(until, "the replica does not reach the primary")?;

@@ -143,9 +143,9 @@ impl World {
         let redis = Mutex::new(RedisPair { primary, replica });
         let (directory, mongo) = (directory.to_owned(), Mutex::new(mongo));
         let world = Self { directory, redis, mongo, nodes, restarted: AtomicUsize::new(0) };
-        for node in &world.nodes {
-            node.ready(READY).await?;
-        }
+        world.ready().await?;
+        // The MongoDB of the tests does not start again if it is killed while it creates indexes.
+        world.mongo.lock().await.is_prepared().await;
         Ok(world)
     }
 
