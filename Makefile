@@ -10,7 +10,7 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-spec setup-deb demo test test-valkey fuzz screenshots samples bench isolation faults rolling peers instructions spec release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-spec setup-deb demo test test-valkey fuzz screenshots samples bench isolation faults soak rolling peers instructions spec release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,11 +42,9 @@ setup-instructions:
 setup-spec:
 	@bash .ci/setup spec
 
-# Without `--workspace`, because the benchmarks have the clients of further buses, and that of Kafka needs
-# OpenSSL. The example gives the other dependencies the features of the tests. So `make test` builds only a
-# part of them again.
+# Only the program, for a short first build: what only tests and benchmarks need would double it.
 demo: setup-demo ## generated traffic with live figures, on private local servers
-	cargo build --locked --bin fairlane --example custom_handler
+	cargo build --locked --bin fairlane
 	$(TARGET)/debug/fairlane demo $(ARGS)
 
 test: setup ## all tests, on real servers
@@ -88,6 +86,9 @@ isolation: setup release-bench ## put a hostile tenant beside quiet ones; SECOND
 SEED ?= 1
 faults: setup release-bench ## every product under random faults; SECONDS=3600 SEED=7 ARGS='--rate 2000 --shrink'
 	$(TARGET)/release/fairlane-bench faults --seed $(SEED) --seconds $(SECONDS) $(ARGS)
+
+soak: setup release-bench ## every product for four hours with the load of 24 days; ARGS='--seconds 600 --days 4'
+	$(TARGET)/release/fairlane-bench soak --chart soak.svg $(ARGS)
 
 # A short form is among the tests.
 rolling: setup ## rolling restarts behind HAProxy during 100,000 requests, in some minutes

@@ -1,15 +1,15 @@
 //! A custom handler: counts the orders of each bot. `cargo run --example custom_handler`
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use fairlane::app::App;
+use fairlane::app::{self, App};
 use fairlane::config::{Config, PipelineConfig};
 use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
 use fairlane::id::PipelineName;
-use fairlane::lifecycle::Shutdown;
 
-#[derive(Default)]
-struct Orders(Mutex<HashMap<String, u64>>);
+/// Both instances count in the same map during a reload.
+#[derive(Clone, Default)]
+struct Orders(Arc<Mutex<HashMap<String, u64>>>);
 
 impl Handler for Orders {
     async fn handle(&self, _: &Environment, slice: &Slice) -> Result<Outcomes, Failure> {
@@ -23,11 +23,12 @@ impl Handler for Orders {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut config = Config::load(None)?;
-    let orders = PipelineConfig::new("orders", ["order.*"]);
-    config.pipelines.insert(PipelineName::parse("orders")?, orders);
-    let shutdown = Shutdown::new();
-    shutdown.listen_for_signals(config.shutdown_delay, config.shutdown_grace)?;
-    App::builder(config).handler("orders", Orders::default()).build().await?.run(shutdown).await?;
+    let (name, orders) = (PipelineName::parse("orders")?, Orders::default());
+    let builder = move |mut config: Config| {
+        let pipeline = PipelineConfig::new("orders", ["order.*"]);
+        config.pipelines.entry(name.clone()).or_insert(pipeline);
+        App::builder(config).handler("orders", orders.clone())
+    };
+    app::serve(Config::load(None)?, builder).await?;
     Ok(())
 }

@@ -5,12 +5,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use fairlane::app::App;
+use fairlane::app::{self, App};
 use fairlane::clock::SharedClock;
 use fairlane::config::{Config, PipelineConfig};
 use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
 use fairlane::id::PipelineName;
-use fairlane::lifecycle::Shutdown;
 use fairlane::pipeline::{Kind, Protected};
 use fairlane::product::axum::{Json, extract::Path, routing::get};
 use fairlane::product::metrics::gauge;
@@ -109,11 +108,11 @@ impl Part for ActivityPart {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut config = Config::load(None)?;
-    let pipeline = PipelineConfig::new(NAME, ["*"]);
-    config.pipelines.entry(PipelineName::parse(NAME)?).or_insert(pipeline);
-    let shutdown = Shutdown::new();
-    shutdown.listen_for_signals(config.shutdown_delay, config.shutdown_grace)?;
-    App::builder(config).product(Activity).build().await?.run(shutdown).await?;
+    let name = PipelineName::parse(NAME)?;
+    let builder = move |mut config: Config| {
+        config.pipelines.entry(name.clone()).or_insert(PipelineConfig::new(NAME, ["*"]));
+        App::builder(config).product(Activity)
+    };
+    app::serve(Config::load(None)?, builder).await?;
     Ok(())
 }

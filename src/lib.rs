@@ -88,11 +88,10 @@
 //! # Use as a library
 //!
 //! ```no_run
-//! use fairlane::app::App;
+//! use fairlane::app::{self, App};
 //! use fairlane::config::{Config, PipelineConfig};
 //! use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
 //! use fairlane::id::PipelineName;
-//! use fairlane::lifecycle::Shutdown;
 //!
 //! struct Billing;
 //!
@@ -106,13 +105,14 @@
 //! }
 //!
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-//! let mut config = Config::default();
-//! let billing = PipelineConfig::new("billing", ["invoice.*"]);
-//! config.pipelines.insert(PipelineName::parse("billing")?, billing);
-//! let shutdown = Shutdown::new();
-//! shutdown.listen_for_signals(config.shutdown_delay, config.shutdown_grace)?;
-//! let app = App::builder(config).handler("billing", Billing).build().await?;
-//! app.run(shutdown).await?;
+//! let name = PipelineName::parse("billing")?;
+//! // Called for the first instance and at each reload, with the configuration of that time.
+//! let builder = move |mut config: Config| {
+//!     let billing = PipelineConfig::new("billing", ["invoice.*"]);
+//!     config.pipelines.entry(name.clone()).or_insert(billing);
+//!     App::builder(config).handler("billing", Billing)
+//! };
+//! app::serve(Config::load(None)?, builder).await?;
 //! # Ok(())
 //! # }
 //! ```

@@ -148,6 +148,8 @@ pub(crate) enum CommandError {
     LimitsMissed(String),
     #[error("{0} promises did not hold under the faults of seed {1}; please report this")]
     PromisesBroken(usize, u64),
+    #[error("the soak found {0} faults; please report this")]
+    SoakFailed(usize),
     #[error("{ads} ads do not have exactly the views that were acknowledged; please report this")]
     Inexact { ads: u64 },
 }
@@ -184,6 +186,7 @@ impl CommandError {
             | Self::NotIsolated(_)
             | Self::LimitsMissed(_)
             | Self::PromisesBroken(..)
+            | Self::SoakFailed(_)
             | Self::FewPrimaries { .. }
             | Self::ModelDeviates(_)
             | Self::Inexact { .. } => Exit::Failed,

@@ -83,6 +83,9 @@ pub enum AppError {
     /// The operating system cannot start a thread.
     #[error("cannot serve metrics.listen: {0}")]
     Observe(#[from] std::io::Error),
+    /// The operating system refuses a signal handler.
+    #[error("cannot listen for signals: {0}")]
+    Signals(#[source] std::io::Error),
     /// A filter cannot be used.
     #[error("pipelines.{pipeline}.filter: {source}")]
     Filter {

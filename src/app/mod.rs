@@ -10,6 +10,8 @@
 //! | `supervise` | supervises the private servers, and stops them |
 //! | `relay` | reloads: instances that follow each other in one process |
 //! | `sockets` | the sockets that they hand on |
+//! | `serve` | runs a whole process: signals and reloads |
+//! | `service_manager` | what it reports to systemd |
 
 mod builder;
 pub(crate) mod buses;
@@ -21,12 +23,14 @@ mod findings;
 mod formats;
 mod observe;
 mod register;
-pub(crate) mod relay;
+mod relay;
+mod serve;
+mod service_manager;
 mod sockets;
 mod start;
 mod supervise;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -48,6 +52,7 @@ pub use self::error::AppError;
 use self::export::Export;
 use self::formats::Formats;
 use self::register::register;
+pub use self::serve::serve;
 use self::sockets::Sockets;
 use crate::bus::Published;
 use crate::bus::backlog::Backlog;
@@ -258,6 +263,11 @@ impl App {
     #[must_use]
     pub fn control(&self) -> Control {
         self.site.control.clone()
+    }
+
+    /// The names of its pipelines.
+    pub(crate) fn pipelines(&self) -> BTreeSet<PipelineName> {
+        self.site.plans.iter().map(|plan| plan.name.clone()).collect()
     }
 
     /// Copies of its open sockets.

@@ -19,6 +19,7 @@ use super::sockets::Sockets;
 use super::{App, AppError, Builder, Control};
 use crate::config::{Config, ConfigError, Effective};
 use crate::lifecycle::{Shutdown, Times};
+use crate::metrics;
 use crate::reload::{Answer, ReloadError, Reloaded, Reloads, Request};
 
 /// Idle connections end after 5 s without a request.
@@ -177,6 +178,7 @@ where
         let sockets = self.current.sockets.copied().map_err(|error| refused(error.into()))?;
         let builder = (self.builder)(config).reloads(self.reloads.clone()).inheriting(sockets);
         let app = Box::pin(builder.build()).await.map_err(refused)?;
+        let pipelines = app.pipelines();
         let of = (self.current.number + 1, times.1);
         let (next, ready) = run(app, &self.process, of, &mut self.running).map_err(refused)?;
         if let Err(reason) = ready_within(ready, &self.process).await {
@@ -184,6 +186,7 @@ where
             return Err(ReloadError::NotReady(reason));
         }
         std::mem::replace(&mut self.current, next).retire(HANDOVER, &self.process);
+        metrics::show_only(pipelines);
         self.times.set(times);
         (self.settings, self.files) = (settings, files);
         Ok(Reloaded { changed })

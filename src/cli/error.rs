@@ -395,6 +395,7 @@ fn of_app(error: &AppError) -> Exit {
         ) => Exit::Unavailable,
         AppError::Bind(_)
         | AppError::Observe(_)
+        | AppError::Signals(_)
         | AppError::Route { .. }
         | AppError::Outbound(_)
         | AppError::SigningKey { .. } => Exit::Failed,

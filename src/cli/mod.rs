@@ -24,7 +24,6 @@ mod receiver;
 mod replay;
 mod secret;
 mod serve;
-mod service_manager;
 mod session;
 mod signals;
 mod status;

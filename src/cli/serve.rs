@@ -1,16 +1,10 @@
 //! `fairlane serve`.
 
 use clap::{Args, ValueEnum};
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing::info;
 
 use super::error::CliError;
-use super::service_manager;
-use crate::app::relay::Relay;
-use crate::app::{App, Roles};
+use crate::app::{self, App, Roles};
 use crate::config::Config;
-use crate::lifecycle::{Shutdown, Times};
-use crate::reload::{self, Reloads};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -54,31 +48,5 @@ pub(super) async fn serve(config: Config, args: ServeArgs) -> Result<(), CliErro
         http: plays(Role::Http),
         schedule: plays(Role::Schedule),
     };
-    let times = Times::new((config.shutdown_delay, config.shutdown_grace));
-    let process = Shutdown::new();
-    process.listen_with(&times).map_err(CliError::Signals)?;
-    // Registered before anything is started, so that an early signal does not end the process.
-    let hangups = signal(SignalKind::hangup()).map_err(CliError::Signals)?;
-    let file = config.file.clone();
-    let load = move || Ok((Config::load(file.as_deref())?, Config::effective(file.as_deref())?));
-    let builder = move |config| App::builder(config).roles(roles);
-    let (reloads, requests) = reload::channel();
-    process.spawn(hang_ups(hangups, reloads.clone(), process.clone()));
-    let relay = Relay::start(config, (load, builder), process.clone(), times, reloads);
-    let relay = Box::pin(relay).await?;
-    service_manager::report(&process);
-    Ok(Box::pin(relay.serve(requests)).await?)
-}
-
-/// Reloads at every SIGHUP. The outcome is logged.
-async fn hang_ups(mut hangups: Signal, reloads: Reloads, process: Shutdown) {
-    loop {
-        tokio::select! {
-            biased;
-            () = process.soft.cancelled() => return,
-            heard = hangups.recv() => if heard.is_none() { return },
-        }
-        info!("SIGHUP: reloading the configuration");
-        let _ = reloads.ask().await;
-    }
+    Ok(Box::pin(app::serve(config, move |config| App::builder(config).roles(roles))).await?)
 }

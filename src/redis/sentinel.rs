@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
-use redis::{AsyncConnectionConfig, Client, Value};
+use redis::{AsyncConnectionConfig, Client, ErrorKind, Value};
 use tracing::info;
 
 use super::error::RedisError;
@@ -23,6 +23,9 @@ use super::target::{address, at, connect_error};
 const ASK_TIMEOUT: Duration = Duration::from_secs(1);
 
 const COMMAND: &str = "SENTINEL get-master-addr-by-name";
+const WRONG_PASSWORD: &str =
+    "wrong password; correct ?sentinel_user=USER&sentinel_password=PASSWORD in redis.url";
+const WRONG_USER: &str = "add ?sentinel_user=USER&sentinel_password=PASSWORD to redis.url, with a right for this command";
 
 /// The sentinels of a Redis.
 pub(super) struct Sentinels {
@@ -158,12 +161,14 @@ impl Sentinels {
         answer.await.map_err(|source: redis::RedisError| match source.code() {
             Some(code) => {
                 let remedy = match code {
-                    "NOAUTH" | "WRONGPASS" | "NOPERM" => {
-                        "add ?sentinel_user=USER&sentinel_password=PASSWORD to redis.url, with a right for this command"
-                    }
+                    "NOAUTH" | "WRONGPASS" | "NOPERM" => WRONG_USER,
                     _ => "for a server by itself write redis:// in redis.url",
                 };
                 let message = format!("{code} {} ({remedy})", source.detail().unwrap_or_default());
+                RedisError::Refused { target: address(client), command: COMMAND, message }
+            }
+            None if source.kind() == ErrorKind::AuthenticationFailed => {
+                let message = WRONG_PASSWORD.to_owned();
                 RedisError::Refused { target: address(client), command: COMMAND, message }
             }
             None => connect_error(address(client), client, source),

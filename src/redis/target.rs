@@ -277,7 +277,9 @@ pub(super) fn connect_error(
     let text = source.to_string();
     let met = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
     let tls = matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. });
-    let remedy = if tls && met(&["UnknownIssuer", "BadSignature"]) {
+    let remedy = if source.kind() == redis::ErrorKind::AuthenticationFailed {
+        "correct USER:PASSWORD in redis.url"
+    } else if tls && met(&["UnknownIssuer", "BadSignature"]) {
         "name a file with the certificate of its authority in redis.ca_file"
     } else if tls && met(&["CertificateRequired", "broken pipe", "reset"]) {
         "if it asks for a certificate, set redis.cert_file and redis.key_file"

@@ -9,7 +9,7 @@ use fairlane::sandbox;
 use url::Url;
 
 use crate::error::CommandError;
-use crate::faults::{self, Fault};
+use crate::faults::{self, Fault, soak};
 use crate::overload::deployment::{self, Route};
 use crate::peers::{self, Measure, System};
 use crate::{counters, mongo};
@@ -69,6 +69,42 @@ impl FaultsArgs {
             processes: self.processes.into(),
             only: self.only,
             shrinks: self.shrink,
+        }
+    }
+}
+
+/// Arguments of `fairlane-bench soak`.
+#[derive(Debug, Args)]
+pub(crate) struct SoakArgs {
+    /// Draws the load.
+    #[arg(long, value_name = "N", default_value = "1")]
+    seed: u64,
+    /// Duration without the nights, in which everything is judged.
+    #[arg(long, value_name = "S", default_value = "14400", value_parser = clap::value_parser!(u32).range(20..=604_800))]
+    seconds: u32,
+    /// Events per second at the peaks, of all pipelines together, without those of rules.
+    #[arg(long, value_name = "EVENTS_PER_S", default_value = "2000", value_parser = clap::value_parser!(u32).range(20..=20_000))]
+    rate: u32,
+    /// Number of processes. The first one is never restarted, so that its memory can be watched.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u8).range(2..=16))]
+    processes: u8,
+    /// Number of days, all of the same length.
+    #[arg(long, value_name = "N", default_value = "24", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    days: u32,
+    /// Write a chart of all figures over time as SVG.
+    #[arg(long, value_name = "FILE")]
+    chart: Option<PathBuf>,
+}
+
+impl SoakArgs {
+    pub(super) fn options(self) -> soak::Options {
+        soak::Options {
+            seed: self.seed,
+            seconds: self.seconds.into(),
+            rate: self.rate,
+            processes: self.processes.into(),
+            days: self.days,
+            chart: self.chart,
         }
     }
 }

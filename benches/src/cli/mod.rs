@@ -1,6 +1,7 @@
 //! The command line.
 
 mod arguments;
+mod campaigns;
 mod plan;
 mod run;
 mod show;
@@ -13,7 +14,7 @@ use clap::{Parser, Subcommand, ValueEnum as _};
 use fairlane::telemetry::LogFormat;
 
 use self::arguments::{
-    BusArg, CountersArgs, DeploymentArgs, FaultsArgs, Handled, PeersArgs, load, share,
+    BusArg, CountersArgs, DeploymentArgs, FaultsArgs, Handled, PeersArgs, SoakArgs, load, share,
 };
 use self::plan::PlanArgs;
 use crate::growth::Axis;
@@ -31,6 +32,7 @@ Examples:
   fairlane-bench isolation --seconds 5
   fairlane-bench limits --seconds 10
   fairlane-bench faults --seed 7 --seconds 60
+  fairlane-bench soak --seconds 14400 --chart soak.svg
   fairlane-bench peers --rounds 1
   fairlane-bench plan --events-per-second 20000 --bots 50000
 
@@ -74,6 +76,15 @@ Examples:
 
 Halfway, one process is killed and replaced. Windows over the rest of a bot whose slice the process
 had do not count for its rate. Exit code 1: a figure is outside its bound.";
+
+const SOAK_EXAMPLES: &str = "\
+Examples:
+  fairlane-bench soak --seconds 14400 --days 24 --chart soak.svg
+  fairlane-bench soak --seconds 120 --days 4 --rate 200 --json
+
+Starts redis-server and the MongoDB of the tests, which `make setup` installs. Each day, the load has two
+peaks, the processes are restarted one after the other, and the first one reloads its configuration.
+Exit code 1: a promise did not hold, or something grows.";
 
 const FAULTS_EXAMPLES: &str = "\
 Examples:
@@ -392,7 +403,10 @@ pub(crate) enum Scenario {
     /// Run every product under random faults, and check that nothing is lost, repeated or reordered.
     #[command(after_help = FAULTS_EXAMPLES)]
     Faults(FaultsArgs),
-    /// A process of `faults`, which starts it itself.
+    /// Run every product for hours with the load of many days, and check everything each night.
+    #[command(after_help = SOAK_EXAMPLES)]
+    Soak(SoakArgs),
+    /// A process of `faults` and `soak`, which start it themselves.
     #[command(hide = true)]
     FaultsWorker {
         /// The configuration.

@@ -10,9 +10,10 @@ use indicatif::ProgressBar;
 use url::Url;
 
 use super::arguments::{BusArg, CountersArgs, DeploymentArgs, Handled, choice};
+use super::campaigns::{print_faults, print_soak};
 use super::show::{
-    print, print_deployment, print_faults, print_growth, print_isolation, print_limits,
-    print_overload, print_peers,
+    print, print_deployment, print_growth, print_isolation, print_limits, print_overload,
+    print_peers,
 };
 use super::{Cli, Scenario};
 use crate::buses::{self, Bus};
@@ -261,6 +262,11 @@ async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
             let report = Box::pin(faults::run(args.options(), watch)).await?;
             progress.clear();
             print_faults(json, &report)
+        }
+        Scenario::Soak(args) => {
+            let report = Box::pin(faults::soak::run(args.options(), watch)).await?;
+            progress.clear();
+            print_soak(json, &report)
         }
         Scenario::Plan(args) => Box::pin(args.run(json, watch, || progress.clear())).await,
         Scenario::OverloadServer { .. }

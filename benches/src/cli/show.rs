@@ -7,7 +7,6 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::error::CommandError;
-use crate::faults;
 use crate::growth;
 use crate::isolation::{self, Verdict};
 use crate::limits;
@@ -392,78 +391,4 @@ pub(super) fn print_overload(json: bool, report: &overload::Report) -> Result<()
         );
     }
     Ok(())
-}
-
-/// The verdict of a campaign, what it did, and what it measured.
-pub(super) fn print_faults(json: bool, report: &faults::Report) -> Result<(), CommandError> {
-    let output = Output::new(json);
-    output.show(report, |report| {
-        let mut text = String::new();
-        let mut pipelines = Table::new(&[
-            "PIPELINE", ">SENT", ">HANDLED", ">LOST", ">REORDERED", ">STALE COMMITS",
-            ">OLDER FENCE", ">AGAIN AFTER COMMIT", ">AGAIN",
-        ]);
-        for row in &report.pipelines {
-            let figure = |count: usize| count.to_string();
-            pipelines.row(&[
-                row.name.to_owned(),
-                figure(row.sent),
-                figure(row.handled),
-                figure(row.lost),
-                figure(row.reordered),
-                figure(row.stale_commits),
-                figure(row.fence_regressions),
-                figure(row.repeated_after_commit),
-                figure(row.repeated),
-            ]);
-        }
-        let _ = writeln!(text, "{}", output.table(&pipelines));
-        let mut recoveries =
-            Table::new(&["FAULT", ">TIMES", ">LATEST EVENT, MEDIAN MS", ">MAX MS"]);
-        for row in &report.recoveries {
-            let [times, median, max] = [row.times as u64, row.median_ms, row.max_ms].map(|n| n.to_string());
-            recoveries.row(&[row.fault.clone(), times, median, max]);
-        }
-        let _ = writeln!(text, "{}", output.table(&recoveries));
-        let _ = writeln!(
-            text,
-            "{} faults in {} s on {} processes, seed {}; {} views, {} sales with rules, {} notifications \
-             ({} calls again), {} leases completed, {} failed, {} left, {} dead letters redriven, {} actions \
-             of operators, {} requests repeated, {} processes started again",
-            report.faults.values().sum::<usize>(), report.seconds, report.processes, report.seed,
-            report.views, report.sales, report.notifications, report.notifications_repeated,
-            report.leases_completed, report.leases_failed, report.leases_left,
-            report.dead_letters_redriven, report.operations, report.requests_repeated, report.restarts,
-        );
-        let _ = writeln!(text, "drained in {} ms after the last fault", report.drained_ms);
-        for (when, used) in ["start", "maximum", "end"].iter().zip(&report.resources) {
-            let _ = writeln!(
-                text, "process 0, {when}: {} MB, {} descriptors, {} threads",
-                used.memory_mb, used.descriptors, used.threads
-            );
-        }
-        for (level, lines) in &report.log_lines_per_minute {
-            let _ = writeln!(text, "log lines of level {level}: {lines:.0} a minute");
-        }
-        let keys: u64 = report.keys.values().sum();
-        let _ = writeln!(text, "{keys} keys of {} kinds in Redis", report.keys.len());
-        for planned in report.smallest.iter().flatten() {
-            let _ = writeln!(
-                text, "still fails with: {} at {} ms, process {}, for {} ms",
-                planned.fault.name(), planned.at_ms, planned.process, planned.lasts_ms
-            );
-        }
-        for violation in &report.violations {
-            let _ = writeln!(text, "BROKEN: {violation}");
-        }
-        if let Some(directory) = &report.directory {
-            let _ = writeln!(text, "histories and logs: {directory}");
-        }
-        let verdict = if report.violations.is_empty() { "every promise held" } else { "BROKEN" };
-        text + verdict
-    })?;
-    match report.violations.len() {
-        0 => Ok(()),
-        broken => Err(CommandError::PromisesBroken(broken, report.seed)),
-    }
 }

@@ -6,7 +6,7 @@ use redis::aio::MultiplexedConnection;
 use tokio::time::{Instant, sleep};
 
 use super::load::{Load, PIPELINES};
-use super::{Report, verdict};
+use super::verdict;
 use crate::error::BenchError;
 
 /// After the last fault, there must be less left within this time. A busy machine needs long for all of it.
@@ -20,17 +20,17 @@ const BUILT_IN: [&str; 3] = ["automations", "counters", "notifications"];
 /// What must be so for this long, because a rule may emit a further event.
 const QUIET: Duration = Duration::from_millis(2_500);
 
-/// Returns what is left if it takes too long.
+/// Returns how many dead letters were put back, and what is left if it takes too long.
 pub(super) async fn drain(
     load: &Load,
-    report: &mut Report,
     watch: &impl Fn(&'static str, u64),
-) -> Result<Result<(), String>, BenchError> {
+) -> Result<(u64, Result<(), String>), BenchError> {
+    let mut redriven = 0;
     let until = Instant::now() + DRAINS;
     let (mut least, mut least_since) = (u64::MAX, Instant::now());
     let mut quiet_since: Option<Instant> = None;
     loop {
-        report.dead_letters_redriven += load.redrive().await;
+        redriven += load.redrive().await;
         let left = left(load).await?;
         let count = left.iter().map(|(_, count)| count).sum();
         watch("events left", count);
@@ -40,14 +40,14 @@ pub(super) async fn drain(
         if left.is_empty() {
             let since = *quiet_since.get_or_insert_with(Instant::now);
             if since.elapsed() >= QUIET {
-                return Ok(Ok(()));
+                return Ok((redriven, Ok(())));
             }
         } else {
             quiet_since = None;
         }
         let stands = !left.is_empty() && least_since.elapsed() >= LESS_WITHIN;
         if stands || Instant::now() >= until {
-            return Ok(Err(format!("{left:?}")));
+            return Ok((redriven, Err(format!("{left:?}"))));
         }
         sleep(Duration::from_millis(250)).await;
     }

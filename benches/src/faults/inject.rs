@@ -37,6 +37,7 @@ impl World {
             Fault::ProcessKilled
             | Fault::ProcessFrozen
             | Fault::ProcessStopped
+            | Fault::ProcessReloaded
             | Fault::ClockStepped => self.inject_process(planned).await?,
             Fault::NetworkCut
             | Fault::NetworkSlow
@@ -77,6 +78,11 @@ impl World {
                 tokio::task::spawn_blocking(move || signal(id, "STOP")).await.map_err(other)?;
                 sleep(planned.lasts()).await;
                 signal(id, "CONT");
+            }
+            Fault::ProcessReloaded => {
+                self.nodes[planned.process].configure(10 + planned.dice % 90)?;
+                // While Redis is unavailable, the new configuration is refused, and nothing changes.
+                signal(process.id(), "HUP");
             }
             Fault::ClockStepped => {
                 if let Some(clock) = &process.clock {

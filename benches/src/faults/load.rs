@@ -3,7 +3,7 @@
 //! Each request is repeated until a process acknowledges it, as clients of a real deployment do.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -117,6 +117,10 @@ pub(crate) struct Load {
     pub(crate) world: Arc<World>,
     pub(crate) hooks: Arc<Hooks>,
     pub(crate) ending: AtomicBool,
+    /// The part of the rate that is published now, percent.
+    pub(crate) pace: AtomicU32,
+    /// The number of the load, in the ids of its events. A soak starts one each day.
+    pub(crate) day: AtomicU32,
     acknowledged: Mutex<Acknowledged>,
     /// Repeated requests.
     pub(crate) repeated: AtomicU64,
@@ -128,6 +132,8 @@ impl Load {
             world,
             hooks,
             ending: AtomicBool::new(false),
+            pace: AtomicU32::new(100),
+            day: AtomicU32::new(0),
             acknowledged: Mutex::default(),
             repeated: AtomicU64::new(0),
         }
@@ -173,16 +179,18 @@ impl Load {
         let mut next = vec![0_u32; bots * keys];
         let rate = if name == "limited" { rate.min(LIMIT * 4) } else { rate }.max(1);
         let batches = (rate / 20).clamp(1, 20);
+        let day = self.day.load(Ordering::Relaxed);
         while !self.ends() {
             let started = tokio::time::Instant::now();
             let (mut events, mut batch) = (Vec::new(), Vec::new());
-            for _ in 0..rate.div_ceil(batches) {
+            let now = (rate * self.pace.load(Ordering::Relaxed) / 100).max(1);
+            for _ in 0..now.div_ceil(batches) {
                 let (bot, key) = (random.random_range(0..bots), random.random_range(0..keys));
                 let position = &mut next[bot * keys + key];
                 let poison = random.random_range(0..POISON_ONE_IN) == 0;
                 let kind = if poison { format!("{name}.{POISON}") } else { name.to_owned() };
                 events.push(json!({
-                    "specversion": "1.0", "id": format!("k{key}-{position}"), "source": "campaign",
+                    "specversion": "1.0", "id": format!("d{day}-k{key}-{position}"), "source": "campaign",
                     "type": kind, "botid": format!("{name}-{bot}"), "subject": format!("k{key}"),
                 }));
                 batch.push(Sent {
@@ -233,6 +241,7 @@ impl Load {
 
     /// Publishes the events that rules act on.
     pub(crate) async fn sell(&self) {
+        let day = self.day.load(Ordering::Relaxed);
         for sale in 0_u64.. {
             if self.ends() {
                 return;
@@ -240,7 +249,7 @@ impl Load {
             let events: Vec<_> = (0..SHOPS)
                 .map(|shop| {
                     json!({
-                        "specversion": "1.0", "id": format!("s{sale}"), "source": "campaign",
+                        "specversion": "1.0", "id": format!("d{day}-s{sale}"), "source": "campaign",
                         "type": "sale", "botid": format!("shop-{shop}"),
                         "subject": format!("u{}", sale % 50),
                     })

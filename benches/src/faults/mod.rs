@@ -14,6 +14,7 @@ mod hooks;
 mod inject;
 mod load;
 mod plan;
+pub(crate) mod soak;
 mod verdict;
 mod watch;
 pub(crate) mod worker;
@@ -37,7 +38,7 @@ use self::inject::Injected;
 use self::load::{Load, PIPELINES};
 pub(crate) use self::plan::Fault;
 use self::plan::Planned;
-use self::verdict::Pipeline;
+pub(crate) use self::verdict::Pipeline;
 use self::watch::{FirstDone, Recovery, Resources};
 use self::world::World;
 use crate::error::BenchError;
@@ -203,7 +204,7 @@ async fn campaign_in(
         processes: options.processes,
         ..Report::default()
     };
-    let loads = start_load(&load, options);
+    let loads = start_load(&load, options.rate, options.seed);
     let started = Instant::now();
     let steady = load.world.nodes[0].process.lock().await.id();
     // After the first requests, so that what is made once is there.
@@ -216,15 +217,15 @@ async fn campaign_in(
     let lasted = started.elapsed();
     judge(&load, directory, &faults, lasted, steady, &mut report).await?;
     supervisor.abort();
-    stop(&load.world, &mut report).await;
+    stop(&load.world, &mut report.violations).await;
     Ok(report)
 }
 
 /// Starts all kinds of load.
-fn start_load(load: &Arc<Load>, options: &Options) -> JoinSet<()> {
+fn start_load(load: &Arc<Load>, rate: u32, seed: u64) -> JoinSet<()> {
     let mut loads = JoinSet::new();
     for (place, (.., percent)) in PIPELINES.into_iter().enumerate() {
-        let (load, rate, seed) = (Arc::clone(load), options.rate * percent / 100, options.seed);
+        let (load, rate) = (Arc::clone(load), rate * percent / 100);
         loads.spawn(async move { load.publish(place, rate, seed).await });
     }
     let of = Arc::clone(load);
@@ -284,17 +285,32 @@ async fn end(
     watch: &impl Fn(&'static str, u64),
 ) -> Result<(), BenchError> {
     let ended = Instant::now();
+    let (redriven, broken) = settle(load, &mut loads, watch).await?;
+    report.dead_letters_redriven += redriven;
+    report.violations.extend(broken);
+    report.drained_ms = u64::try_from(ended.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Ok(())
+}
+
+/// Stops the load, cures what fails on purpose, and waits until everything has had its effect. Returns
+/// the number of dead letters that it put back, and what did not hold.
+async fn settle(
+    load: &Load,
+    loads: &mut JoinSet<()>,
+    watch: &impl Fn(&'static str, u64),
+) -> Result<(u64, Vec<String>), BenchError> {
+    let mut broken = Vec::new();
     load.ending.store(true, Ordering::Relaxed);
     let ending = timeout(ENDS, async { while loads.join_next().await.is_some() {} });
     if ending.await.is_err() {
-        report.violations.push(format!("a request gets no acknowledgement for {ENDS:?}"));
+        broken.push(format!("a request gets no acknowledgement for {ENDS:?}"));
     }
     fs::write(load.world.directory.join("cured"), "")?;
-    if let Err(left) = drain::drain(load, report, watch).await? {
-        report.violations.push(format!("not everything is handled after the faults: {left}"));
+    let (redriven, drained) = drain::drain(load, watch).await?;
+    if let Err(left) = drained {
+        broken.push(format!("not everything is handled after the load: {left}"));
     }
-    report.drained_ms = u64::try_from(ended.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(())
+    Ok((redriven, broken))
 }
 
 /// Compares what was acknowledged with what happened.
@@ -322,13 +338,7 @@ async fn judge(
         clocks,
         &mut report.violations,
     );
-    for (bot, expected) in verdict::totals(&acknowledged) {
-        let ads: Vec<&str> = expected.keys().map(String::as_str).collect();
-        let found = load.totals(&bot, &ads).await;
-        if found != expected {
-            report.violations.push(format!("counters of {bot}: {found:?} instead of {expected:?}"));
-        }
-    }
+    compare(load, &verdict::totals(&acknowledged), &mut report.violations).await;
     report.views = acknowledged.views.values().sum();
     report.sales = acknowledged.sales.values().sum();
     report.operations = acknowledged.operations;
@@ -353,6 +363,26 @@ async fn judge(
     Ok(())
 }
 
+/// Compares the totals of counters with what was acknowledged so far.
+async fn compare_totals(load: &Load, violations: &mut Vec<String>) {
+    let expected = verdict::totals(&load.acknowledged());
+    compare(load, &expected, violations).await;
+}
+
+async fn compare(
+    load: &Load,
+    expected: &BTreeMap<String, BTreeMap<String, u64>>,
+    violations: &mut Vec<String>,
+) {
+    for (bot, expected) in expected {
+        let ads: Vec<&str> = expected.keys().map(String::as_str).collect();
+        let found = load.totals(bot, &ads).await;
+        if found != *expected {
+            violations.push(format!("counters of {bot}: {found:?} instead of {expected:?}"));
+        }
+    }
+}
+
 /// Whether the first process has kept what it needed for the faults.
 fn grown(report: &mut Report) {
     let [start, _, end] = report.resources;
@@ -369,10 +399,10 @@ fn grown(report: &mut Report) {
 }
 
 /// Stops all processes as an operator does.
-async fn stop(world: &World, report: &mut Report) {
+async fn stop(world: &World, violations: &mut Vec<String>) {
     for (place, node) in world.nodes.iter().enumerate() {
         if !node.process.lock().await.stop(STOPS).await {
-            report.violations.push(format!("process {place} did not end at SIGTERM"));
+            violations.push(format!("process {place} did not end at SIGTERM"));
         }
     }
 }

@@ -20,6 +20,8 @@ pub(crate) enum Fault {
     ProcessFrozen,
     /// SIGTERM for a process, which starts again.
     ProcessStopped,
+    /// SIGHUP for a process with a changed configuration.
+    ProcessReloaded,
     /// The clock of a process is set forward or back. Needs libfaketime.
     ClockStepped,
     /// SIGKILL for Redis, which starts again from its append-only file.
@@ -83,7 +85,8 @@ impl Fault {
             | Self::MongoThrottled => 100..=3_000,
             Self::NetworkHeld | Self::NetworkRefused | Self::RepliesLost => 100..=4_000,
             Self::MongoRepliesLost => 100..=2_000,
-            Self::ScriptsFlushed
+            Self::ProcessReloaded
+            | Self::ScriptsFlushed
             | Self::ClientsKilled
             | Self::Failover
             | Self::NetworkCut

@@ -36,6 +36,21 @@ pub(crate) struct Pipeline {
     pub(crate) dead_letters_unhandled: usize,
 }
 
+impl Pipeline {
+    /// Adds the counts of another day.
+    pub(crate) fn add(&mut self, day: &Self) {
+        self.sent += day.sent;
+        self.handled += day.handled;
+        self.lost += day.lost;
+        self.reordered += day.reordered;
+        self.stale_commits += day.stale_commits;
+        self.fence_regressions += day.fence_regressions;
+        self.repeated_after_commit += day.repeated_after_commit;
+        self.repeated += day.repeated;
+        self.dead_letters_unhandled += day.dead_letters_unhandled;
+    }
+}
+
 /// Reads all histories.
 pub(crate) fn pipelines(
     directory: &Path,

@@ -148,21 +148,28 @@ impl FirstDone {
         }
     }
 
+    /// When each event of the pipeline `plain` was acknowledged, and how much later it was done, both
+    /// in µs. Without events that fail on purpose.
+    pub(crate) fn delays(&self, sent: &[Sent]) -> Vec<(u64, u64)> {
+        let plain =
+            |event: &&Sent| PIPELINES[usize::from(event.pipeline)].0 == "plain" && !event.poison;
+        let delay = |event: &Sent| {
+            let done = self.0.get(&(event.lane(), event.event))?;
+            Some((event.at, done.saturating_sub(event.at)))
+        };
+        sent.iter().filter(plain).filter_map(delay).collect()
+    }
+
     /// The delays by kind of fault. Only of the pipeline `plain`, and without events that fail on
     /// purpose: others wait for other reasons, too.
     pub(crate) fn recoveries(&self, sent: &[Sent], faults: &[Injected]) -> Vec<Recovery> {
         let mut faults: Vec<_> = faults.to_vec();
         faults.sort_by_key(|fault| fault.started);
         let mut worst = vec![0_u64; faults.len()];
-        for event in sent {
-            if PIPELINES[usize::from(event.pipeline)].0 != "plain" || event.poison {
-                continue;
-            }
-            let Some(done) = self.0.get(&(event.lane(), event.event)) else { continue };
-            let before = faults.partition_point(|fault| fault.started <= event.at);
+        for (at, delay) in self.delays(sent) {
+            let before = faults.partition_point(|fault| fault.started <= at);
             if before > 0 {
-                let delay = done.saturating_sub(event.at) / 1_000;
-                worst[before - 1] = worst[before - 1].max(delay);
+                worst[before - 1] = worst[before - 1].max(delay / 1_000);
             }
         }
         let mut kinds: BTreeMap<String, Vec<u64>> = BTreeMap::new();

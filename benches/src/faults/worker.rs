@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use fairlane::app::App;
+use fairlane::app::{self, App};
 use fairlane::config::Config;
 use fairlane::event::Event;
 use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
-use fairlane::lifecycle::Shutdown;
 use fairlane_testkit::history::{HistoryLog, Outcome, Record};
 use rand::Rng as _;
 use rustix::time::{ClockId, clock_gettime};
@@ -55,26 +54,15 @@ pub(crate) fn history(directory: &Path, pipeline: &str, process: u32) -> PathBuf
 /// # Errors
 /// If the configuration cannot be used, or the instance fails.
 pub(crate) async fn run(config: &Path, directory: &Path, process: u32) -> Result<(), BenchError> {
-    let text = std::fs::read_to_string(config)?;
-    let config = Config::from_toml(&text, &config.display().to_string())
-        .map_err(|error| BenchError::Campaign(error.to_string()))?;
-    let shutdown = Shutdown::new();
-    shutdown.listen_for_signals(config.shutdown_delay, config.shutdown_grace)?;
-    let mut app = App::builder(config);
-    for pipeline in RECORDED {
-        let log = HistoryLog::append(&history(directory, pipeline, process))?;
-        app = app.handler(
-            pipeline,
-            Recorder {
-                pipeline,
-                process,
-                log,
-                cured: directory.join("cured"),
-                ended: Mutex::default(),
-            },
-        );
-    }
-    Ok(app.build().await?.run(shutdown).await?)
+    let config =
+        Config::load(Some(config)).map_err(|error| BenchError::Campaign(error.to_string()))?;
+    let directory = directory.to_owned();
+    let builder = move |config| {
+        RECORDED.iter().fold(App::builder(config), |app, &pipeline| {
+            app.handler(pipeline, Recorder::new(&directory, pipeline, process))
+        })
+    };
+    Ok(app::serve(config, builder).await?)
 }
 
 struct Recorder {
@@ -90,6 +78,12 @@ struct Recorder {
 type Call = (String, u64, String);
 
 impl Recorder {
+    fn new(directory: &Path, pipeline: &'static str, process: u32) -> Self {
+        let log = HistoryLog::append(&history(directory, pipeline, process))
+            .expect("the history of the campaign can be opened");
+        Self { pipeline, process, log, cured: directory.join("cured"), ended: Mutex::default() }
+    }
+
     fn fails(&self, event: &Event) -> bool {
         let poison = event.kind().ends_with(POISON) && !self.cured.exists();
         poison || rand::rng().random_range(0..100) < FAIL_PERCENT

@@ -52,6 +52,8 @@ pub(crate) struct Node {
     /// Taken by faults of its network to Redis, and to MongoDB, so that they do not overlap.
     pub(crate) redis_line: Mutex<()>,
     pub(crate) mongo_line: Mutex<()>,
+    /// Its configuration without what reloads change, and the file with all of it.
+    settings: String,
     config: PathBuf,
 }
 
@@ -134,11 +136,21 @@ impl World {
             let mongo = MongoProxy::start_before(mongo.address()).await;
             let api = Api::at(free_port());
             let config = directory.join(format!("fairlane-{place}.toml"));
-            fs::write(&config, settings(&redis.url(), &mongo.mongo_url(), &api, hooks))?;
+            let settings = settings(&redis.url(), &mongo.mongo_url(), &api, hooks);
+            fs::write(&config, &settings)?;
             let number = u32::try_from(place + 1).unwrap_or(u32::MAX);
             let process = Mutex::new(spawn(directory, &config, place, number)?);
             let (redis_line, mongo_line) = (Mutex::default(), Mutex::default());
-            nodes.push(Node { redis, mongo, api, process, redis_line, mongo_line, config });
+            nodes.push(Node {
+                redis,
+                mongo,
+                api,
+                process,
+                redis_line,
+                mongo_line,
+                settings,
+                config,
+            });
         }
         let redis = Mutex::new(RedisPair { primary, replica });
         let (directory, mongo) = (directory.to_owned(), Mutex::new(mongo));
@@ -181,6 +193,13 @@ impl World {
 }
 
 impl Node {
+    /// Writes its configuration with another size of slices. At no time the file is incomplete.
+    pub(crate) fn configure(&self, batch: u64) -> Result<(), BenchError> {
+        let (new, plain) = (self.config.with_extension("new"), "[pipelines.plain]\n");
+        fs::write(&new, self.settings.replace(plain, &format!("{plain}batch = {batch}\n")))?;
+        Ok(fs::rename(new, &self.config)?)
+    }
+
     async fn ready(&self, within: Duration) -> Result<(), BenchError> {
         let until = Instant::now() + within;
         while Instant::now() < until {

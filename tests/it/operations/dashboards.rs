@@ -183,7 +183,7 @@ fn wrong_names(expression: &str) -> Vec<String> {
             continue;
         }
         match known(name) {
-            None => wrong.push(format!("{name} is not in src/metrics.rs")),
+            None => wrong.push(format!("{name} is not in src/metrics")),
             Some((_, Kind::Seconds | Kind::Count, false)) => {
                 wrong.push(format!("{name} is a histogram: _bucket, _sum or _count is missing"));
             }

@@ -1,17 +1,20 @@
 //! A process takes over a new configuration while it works.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::support::bus::event;
-use crate::support::config::configs;
+use crate::support::bus::{add, event};
+use crate::support::config::{STREAM, configs};
 use crate::support::http::{Client, get, metric};
+use crate::support::process::{WorkerProcess, signal};
 use crate::support::receiver::{Call, Receiver, Reply};
 use crate::support::redis::{Options, RedisServer};
+use crate::support::roles::own::FILE;
 use crate::support::served::Served;
 use crate::support::wait::eventually;
 
@@ -74,6 +77,9 @@ async fn reloads_under_load_refuse_no_request_repeat_no_event_and_lose_no_lease(
                 changed.as_array().unwrap().contains(&json!("pipelines.one.batch")),
                 "{changed}"
             );
+            let (_, metrics) = get(&process.metrics(), "/metrics").await;
+            let shown = metrics.contains("pipeline=\"two\"");
+            assert_eq!(shown, names.contains(&"two"), "a removed pipeline has no metrics");
             // The new pipeline gets the events that are published from now on.
             if names.contains(&"two") {
                 let id = format!("two-{round}");
@@ -159,4 +165,46 @@ async fn a_changed_token_file_is_noticed() {
     process.write("operator", &other);
     eventually(LONG, "the new token is known", async || code(&other).await == 200).await;
     eventually(LONG, "the old one is not", async || code(OPERATOR).await == 401).await;
+}
+
+/// Its handler counts over all instances of the process.
+#[tokio::test]
+async fn a_program_with_its_own_handler_reloads_at_sighup_and_goes_on_counting() {
+    let server = RedisServer::start(Options::default());
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("fairlane.toml");
+    let write = |batch: &str| {
+        let settings = [("pipelines.own.handler", "\"own\""), ("pipelines.own.batch", batch)];
+        let new = directory.path().join("new");
+        fs::write(&new, configs(&server, &["own"], &settings)).unwrap();
+        fs::rename(new, &file).unwrap();
+    };
+    write("1");
+    let mut process = WorkerProcess::spawn("own", &[(FILE, file.display().to_string())]);
+    let says = async |text: &str| {
+        eventually(LONG, text, async || process.lines().iter().any(|line| line.contains(text)))
+            .await;
+    };
+    let publish = async |first: usize| {
+        let events: Vec<String> = (first..first + 20).map(|id| event("bot", "test", id)).collect();
+        add(&server, STREAM, &events).await;
+    };
+    says("fairlane is running").await;
+    publish(0).await;
+    says("slice 1 total 20").await;
+    write("20");
+    signal(process.id(), "HUP");
+    says("the configuration is reloaded").await;
+    publish(20).await;
+    says("total 40").await;
+    let lines = process.lines();
+    let larger = |line: &&String| line.contains("slice ") && !line.contains("slice 1 ");
+    assert!(lines.iter().any(|line| larger(&line)), "{lines:#?}");
+    write("0");
+    signal(process.id(), "HUP");
+    says("nothing is reloaded").await;
+    publish(40).await;
+    says("total 60").await;
+    process.sigterm();
+    assert!(process.wait_exit(LONG).is_some_and(|status| status.success()));
 }

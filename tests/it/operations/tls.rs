@@ -12,6 +12,7 @@ use crate::support::instance::Instance;
 use crate::support::papers::Papers;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisBackend, RedisServer};
+use crate::support::sentinel::{SERVICE, Sentinel};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -103,4 +104,37 @@ async fn a_cluster_tells_the_ports_on_which_its_nodes_speak_tls() {
     let ca = papers.file("ca");
     let settings = [("redis.url", &*url), ("redis.ca_file", &*ca)];
     handles(&cluster, &config(&cluster, "test", &settings)).await;
+}
+
+#[tokio::test]
+async fn sentinels_that_speak_tls_and_ask_for_a_password_name_a_redis_that_does_too() {
+    let papers = Papers::new();
+    let server = server(&papers, "no");
+    server.ask(&["ACL", "SETUSER", "worker", "on", ">of-redis", "~*", "&*", "+@all"]).await;
+    let own =
+        ["--port 0", "--tls-port {port}", "--tls-replication yes", "--requirepass of-sentinel"];
+    let mut settings = own.map(str::to_owned).to_vec();
+    settings.extend(arguments(&papers, "no").chunks(2).map(|pair| pair.join(" ")));
+    let settings: String =
+        settings.iter().map(|line| format!("{}\n", line.trim_start_matches("--"))).collect();
+    let sentinel = Sentinel::start_with(server.tls_port(), &settings);
+    let ca = papers.file("ca");
+    let with = |user: &str, more: &str| {
+        let address = sentinel.address();
+        let url = format!("\"rediss+sentinel://{user}@{address}/{SERVICE}{more}\"");
+        config(&server, "test", &[("redis.url", &url), ("redis.ca_file", &ca)])
+    };
+    let password = "?sentinel_password=of-sentinel";
+    handles(&server, &with("worker:of-redis", password)).await;
+
+    let error = refusal(&with("worker:of-redis", "")).await;
+    assert!(error.contains("NOAUTH") && error.contains("sentinel_password=PASSWORD"), "{error}");
+    let error = refusal(&with("worker:of-redis", "?sentinel_password=wrong")).await;
+    assert!(error.contains("wrong password") && error.contains("sentinel_password"), "{error}");
+    let error = refusal(&with("worker:wrong", password)).await;
+    assert!(error.contains("correct USER:PASSWORD in redis.url"), "{error}");
+    assert!(!error.contains("of-sentinel"), "{error}");
+    let plain = format!("\"redis+sentinel://{}/{SERVICE}\"", sentinel.address());
+    let error = refusal(&config(&server, "test", &[("redis.url", &plain)])).await;
+    assert!(error.contains("no sentinel answers"), "{error}");
 }

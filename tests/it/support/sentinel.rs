@@ -84,11 +84,17 @@ impl Watched {
 }
 
 impl Sentinel {
-    /// Watches the server at `port`. Two of three must agree on a failover.
+    /// Watches the server at this port. Two of three must agree on a failover.
     pub(crate) fn start(watches: u16) -> Self {
+        Self::start_with(watches, "port {port}\n")
+    }
+
+    /// The same with these settings, in which `{port}` stands for its port.
+    pub(crate) fn start_with(watches: u16, settings: &str) -> Self {
         let (directory, port) = (tempfile::tempdir().unwrap(), free_port());
+        let settings = settings.replace("{port}", &port.to_string());
         let text = format!(
-            "port {port}\nbind 127.0.0.1\nsentinel monitor {SERVICE} 127.0.0.1 {watches} 2\n\
+            "{settings}bind 127.0.0.1\nsentinel monitor {SERVICE} 127.0.0.1 {watches} 2\n\
              sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}\n\
              sentinel failover-timeout {SERVICE} 6000\n"
         );

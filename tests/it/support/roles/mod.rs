@@ -1,5 +1,6 @@
 //! The roles of a [`WorkerProcess`](crate::support::process::WorkerProcess).
 
+pub(crate) mod own;
 pub(crate) mod worker;
 
 use std::io::Write;
@@ -16,6 +17,7 @@ pub(crate) fn role(name: &str) -> Option<fn()> {
     match name {
         "caller" => Some(caller),
         "echo" => Some(echo),
+        "own" => Some(own::run),
         "worker" => Some(worker::run),
         _ => None,
     }

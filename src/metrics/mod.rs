@@ -6,12 +6,15 @@
 //! `redis_replica_lag_bytes`, `counters_unflushed*`, `notifications_due`,
 //! `notifications_overdue_seconds`) are sampled by one process at a time: use their `max`. No label ever contains a bot.
 
+mod removed;
+
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
+pub(crate) use self::removed::show_only;
 use crate::id::PipelineName;
 use crate::quotas;
 
@@ -202,7 +205,7 @@ pub(crate) fn problem(
 pub fn render() -> String {
     *SCRAPED.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     metrics_process::Collector::default().collect();
-    install().render()
+    removed::left_out(install().render())
 }
 
 /// Moves the observations into the buckets. Call it every few seconds, so that memory stays bounded

@@ -1,4 +1,4 @@
-//! What `fairlane serve` reports to systemd, if systemd started it with `Type=notify`.
+//! What a process reports to systemd, if systemd started it with `Type=notify`.
 //!
 //! 1. `READY=1` when the configuration is valid, Redis has answered and the ports are open. It does
 //!    not wait until `/readyz` answers 200: with a full Redis that would last until operators have

@@ -1,0 +1,438 @@
+//! `fairlane-bench soak`: every product for hours, with the load of many days and restarts, and what it
+//! uses meanwhile.
+//!
+//! Each day is shorter than a real one. Its load rises and falls twice. In the night the load ends, all
+//! of the day must have had its effect, and the history of the day is judged and removed. So a soak of
+//! any length needs the memory of one day.
+
+mod chart;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use fairlane_testkit::process::signal;
+use serde::Serialize;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use super::hooks::Hooks;
+use super::inject::info;
+use super::load::{Load, PIPELINES};
+use super::verdict::{self, Pipeline};
+use super::watch::{self, FirstDone, Resources};
+use super::worker::{RECORDED, history, now_us};
+use super::world::World;
+use super::{STOPS, settle, start_load, stop};
+use crate::error::BenchError;
+
+/// Interval of a new pace of the load.
+const TICK: Duration = Duration::from_secs(1);
+/// Interval of looking at what is used.
+const SAMPLE: Duration = Duration::from_secs(10);
+/// Rows of the table.
+const ROWS: usize = 16;
+/// The first day fills caches and histories. From the second one to the last, nothing may grow by more
+/// than a quarter and this.
+const SLACK: [(&str, u64); 5] = [
+    ("MB of memory", 25),
+    ("MB of Redis", 25),
+    ("keys", 2_000),
+    ("descriptors", 25),
+    ("threads", 6),
+];
+
+/// The options.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    pub(crate) seed: u64,
+    /// The whole duration, without the nights.
+    pub(crate) seconds: u64,
+    /// Events per second at the peak.
+    pub(crate) rate: u32,
+    pub(crate) processes: usize,
+    pub(crate) days: u32,
+    /// Where to write the chart.
+    pub(crate) chart: Option<PathBuf>,
+}
+
+/// The result.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Report {
+    pub(crate) seed: u64,
+    pub(crate) seconds: u64,
+    pub(crate) rate: u32,
+    pub(crate) days: u32,
+    pub(crate) processes: usize,
+    /// The promises that did not hold, in words. Empty: all held.
+    pub(crate) violations: Vec<String>,
+    /// Sums over all days.
+    pub(crate) pipelines: Vec<Pipeline>,
+    pub(crate) views: u64,
+    pub(crate) sales: u64,
+    pub(crate) notifications: usize,
+    pub(crate) notifications_repeated: u64,
+    pub(crate) dead_letters_redriven: u64,
+    pub(crate) restarts: u32,
+    pub(crate) reloads: u32,
+    /// The longest night: how long it took until everything was handled.
+    pub(crate) drained_ms: u64,
+    pub(crate) periods: Vec<Period>,
+    /// Where the histories and the logs are, if a promise did not hold.
+    pub(crate) directory: Option<String>,
+}
+
+/// What was measured in one part of the time.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub(crate) struct Period {
+    /// Its start, seconds after the start of the soak.
+    pub(crate) from_s: u64,
+    pub(crate) events_per_s: u64,
+    /// From the acknowledgement of an event to its effect, ms.
+    pub(crate) p50_ms: f64,
+    pub(crate) p99_ms: f64,
+    pub(crate) max_ms: f64,
+    /// Maximum of what is used.
+    #[serde(flatten)]
+    pub(crate) used: Used,
+}
+
+/// What is used: by the process that is never restarted, and in Redis.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub(crate) struct Used {
+    #[serde(flatten)]
+    pub(crate) process: Resources,
+    pub(crate) redis_mb: u64,
+    pub(crate) keys: u64,
+}
+
+impl Used {
+    fn max(self, other: Self) -> Self {
+        Self {
+            process: self.process.max(other.process),
+            redis_mb: self.redis_mb.max(other.redis_mb),
+            keys: self.keys.max(other.keys),
+        }
+    }
+
+    /// In the order of [`SLACK`].
+    fn figures(self) -> [u64; SLACK.len()] {
+        let Resources { memory_mb, descriptors, threads } = self.process;
+        [memory_mb, self.redis_mb, self.keys, descriptors, threads]
+    }
+}
+
+/// What was found at a time, see [`now_us`].
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    at: u64,
+    day: u32,
+    used: Used,
+}
+
+/// A soak in progress.
+struct Soak {
+    load: Arc<Load>,
+    options: Options,
+    steady: u32,
+    samples: Vec<Sample>,
+    /// When events were acknowledged, and how long they took, both in µs.
+    delays: Vec<(u64, u32)>,
+    /// The process that is restarted next.
+    next: usize,
+    report: Report,
+}
+
+/// Runs the soak.
+///
+/// # Errors
+/// If a server or a process cannot be started or controlled. Violations are no errors.
+pub(crate) async fn run(
+    options: Options,
+    watch: impl Fn(&'static str, u64),
+) -> Result<Report, BenchError> {
+    if let Some(path) = &options.chart {
+        // Hours later would be too late.
+        fs::File::create(path).map_err(|error| {
+            BenchError::Campaign(format!("--chart {}: {error}", path.display()))
+        })?;
+    }
+    let directory = tempfile::Builder::new().prefix("fairlane-soak-").tempdir()?;
+    let mut report = Box::pin(run_in(directory.path(), options, &watch)).await?;
+    if !report.violations.is_empty() {
+        report.directory = Some(directory.keep().display().to_string());
+    }
+    Ok(report)
+}
+
+async fn run_in(
+    directory: &Path,
+    options: Options,
+    watch: &impl Fn(&'static str, u64),
+) -> Result<Report, BenchError> {
+    let mut background = JoinSet::new();
+    let hooks = Hooks::start(directory, &mut background).await?;
+    watch("processes that start", 0);
+    let world = World::start(directory, options.processes, hooks.address).await?;
+    hooks.know(world.nodes.iter().map(|node| node.api.clone()).collect());
+    let load = Arc::new(Load::new(Arc::new(world), hooks));
+    load.store_rules().await;
+    let steady = load.world.nodes[0].process.lock().await.id();
+    let Options { seed, seconds, rate, days, processes, .. } = options;
+    let report = Report { seed, seconds, rate, days, processes, ..Report::default() };
+    let (samples, delays) = (Vec::new(), Vec::new());
+    let mut soak = Soak { load, options, steady, samples, delays, next: 1, report };
+    let started = now_us();
+    for day in 0..soak.options.days {
+        watch("days", u64::from(day) + 1);
+        soak.day(day).await?;
+        soak.night(watch).await?;
+        soak.judge_day(directory).await?;
+    }
+    soak.judge_all(directory, started)?;
+    let Soak { load, mut report, .. } = soak;
+    stop(&load.world, &mut report.violations).await;
+    Ok(report)
+}
+
+/// The part of the rate at this part of the day, percent: two peaks, and little around midnight.
+fn pace(of_day: f64) -> u32 {
+    let wave = (of_day * std::f64::consts::TAU).sin().powi(2);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "10 to 100")]
+    let percent = (10.0 + 90.0 * wave) as u32;
+    percent
+}
+
+impl Soak {
+    /// Load, restarts and samples until the night.
+    async fn day(&mut self, day: u32) -> Result<(), BenchError> {
+        let load = Arc::clone(&self.load);
+        let _ = fs::remove_file(load.world.directory.join("cured"));
+        load.day.store(day, Ordering::Relaxed);
+        load.ending.store(false, Ordering::Relaxed);
+        let mut loads = start_load(&load, self.options.rate, self.options.seed ^ u64::from(day));
+        let lasts = Duration::from_secs(self.options.seconds) / self.options.days.max(1);
+        let (started, mut sampled) = (Instant::now(), None::<Instant>);
+        // Each process but the first is restarted once. At noon the first one reloads.
+        let actions = u32::try_from(self.options.processes).unwrap_or(u32::MAX);
+        let mut acted = 0;
+        while started.elapsed() < lasts {
+            let of_day = started.elapsed().as_secs_f64() / lasts.as_secs_f64();
+            load.pace.store(pace(of_day), Ordering::Relaxed);
+            if sampled.is_none_or(|at| at.elapsed() >= SAMPLE) {
+                sampled = Some(Instant::now());
+                let used = self.used().await?;
+                self.samples.push(Sample { at: now_us(), day, used });
+            }
+            if of_day * f64::from(actions + 1) > f64::from(acted + 1) {
+                acted += 1;
+                self.act(acted == actions.div_ceil(2)).await?;
+            }
+            sleep(TICK).await;
+        }
+        load.ending.store(true, Ordering::Relaxed);
+        while loads.join_next().await.is_some() {}
+        Ok(())
+    }
+
+    /// Reloads the first process, or restarts one of the others.
+    async fn act(&mut self, reloads: bool) -> Result<(), BenchError> {
+        let world = &self.load.world;
+        if reloads {
+            world.nodes[0].configure(20 + u64::from(self.report.reloads % 50))?;
+            signal(self.steady, "HUP");
+            self.report.reloads += 1;
+            return Ok(());
+        }
+        let place = self.next;
+        self.next = if place + 1 < world.nodes.len() { place + 1 } else { 1 };
+        let mut process = world.nodes[place].process.lock().await;
+        if !process.stop(STOPS).await {
+            self.report.violations.push(format!("process {place} did not end at SIGTERM"));
+        }
+        self.report.restarts += 1;
+        world.restart(place, &mut process)
+    }
+
+    async fn used(&self) -> Result<Used, BenchError> {
+        let ended = || BenchError::Campaign("process 0 has ended".to_owned());
+        let process = Resources::of(self.steady).ok_or_else(ended)?;
+        let mut redis = self.load.world.redis.lock().await.primary.connection().await;
+        let memory = info(&mut redis, "memory").await?;
+        let used = memory.lines().find_map(|line| line.strip_prefix("used_memory:"));
+        let used: u64 = used.and_then(|used| used.trim().parse().ok()).unwrap_or_default();
+        let keys = redis::cmd("DBSIZE").query_async(&mut redis).await?;
+        Ok(Used { process, redis_mb: used / 1_048_576, keys })
+    }
+
+    /// Waits until everything of the day has had its effect.
+    async fn night(&mut self, watch: &impl Fn(&'static str, u64)) -> Result<(), BenchError> {
+        let started = Instant::now();
+        self.load.world.ready().await?;
+        let (redriven, broken) = settle(&self.load, &mut JoinSet::new(), watch).await?;
+        self.report.dead_letters_redriven += redriven;
+        self.report.violations.extend(broken);
+        let took = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.report.drained_ms = self.report.drained_ms.max(took);
+        Ok(())
+    }
+
+    /// Compares the history of the day with what was acknowledged, and removes it.
+    async fn judge_day(&mut self, directory: &Path) -> Result<(), BenchError> {
+        let (load, report) = (&self.load, &mut self.report);
+        let (sent, due) = {
+            let mut all = load.acknowledged();
+            (std::mem::take(&mut all.sent), std::mem::take(&mut all.notifications))
+        };
+        let mut done = FirstDone::default();
+        let pipelines = verdict::pipelines(directory, &sent, &mut done, &mut report.violations)?;
+        if report.pipelines.is_empty() {
+            report.pipelines = pipelines;
+        } else {
+            for (sum, day) in report.pipelines.iter_mut().zip(&pipelines) {
+                sum.add(day);
+            }
+        }
+        let delays = done.delays(&sent).into_iter();
+        self.delays
+            .extend(delays.map(|(at, delay)| (at, u32::try_from(delay).unwrap_or(u32::MAX))));
+        let called = std::mem::take(&mut *load.hooks.notified.lock().expect("no task panicked"));
+        report.notifications += due.len();
+        report.notifications_repeated +=
+            verdict::notifications(&due, &called, false, &mut report.violations);
+        super::compare_totals(load, &mut report.violations).await;
+        // The processes go on writing to the same files.
+        let of_hooks = PIPELINES.iter().map(|(name, ..)| history(directory, name, 0));
+        let numbers =
+            1..=u32::try_from(self.options.processes).unwrap_or(u32::MAX) * (report.restarts + 1);
+        let of_processes = RECORDED
+            .iter()
+            .flat_map(|name| numbers.clone().map(|number| history(directory, name, number)));
+        for file in of_hooks.chain(of_processes).filter(|file| file.exists()) {
+            fs::File::options().write(true).open(file)?.set_len(0)?;
+        }
+        Ok(())
+    }
+
+    /// The periods, what has grown, and the chart.
+    fn judge_all(&mut self, directory: &Path, started: u64) -> Result<(), BenchError> {
+        let report = &mut self.report;
+        {
+            let all = self.load.acknowledged();
+            report.views = all.views.values().sum();
+            report.sales = all.sales.values().sum();
+            let refused = all.refused.iter();
+            report
+                .violations
+                .extend(refused.map(|answer| format!("a client was refused: {answer}")));
+        }
+        let (_, panics) = watch::log_lines(directory, self.load.world.nodes.len())?;
+        report.violations.extend(panics.into_iter().map(|line| format!("a process says: {line}")));
+        report.violations.extend(grown(&self.samples));
+        self.delays.sort_unstable();
+        report.periods = periods(&self.delays, &self.samples, started, ROWS);
+        if let Some(path) = &self.options.chart {
+            // One point a minute, and at least some.
+            let minutes = usize::try_from(self.options.seconds / 60).unwrap_or(usize::MAX);
+            let points = periods(&self.delays, &self.samples, started, minutes.clamp(ROWS, 480));
+            fs::write(path, chart::svg(&points))?;
+        }
+        Ok(())
+    }
+}
+
+/// What has grown from the second day to the last.
+fn grown(samples: &[Sample]) -> Vec<String> {
+    let last = samples.last().map_or(0, |sample| sample.day);
+    if last < 2 {
+        return Vec::new();
+    }
+    let of_day = |day: u32, figure: usize| {
+        let mut figures: Vec<u64> = samples
+            .iter()
+            .filter(|sample| sample.day == day)
+            .map(|sample| sample.used.figures()[figure])
+            .collect();
+        figures.sort_unstable();
+        figures.get(figures.len() / 2).copied().unwrap_or_default()
+    };
+    SLACK
+        .iter()
+        .enumerate()
+        .filter_map(|(figure, (what, slack))| {
+            let (before, after) = (of_day(1, figure), of_day(last, figure));
+            (after > before + before / 4 + slack)
+                .then(|| format!("{after} {what} on the last day, and {before} on the second"))
+        })
+        .collect()
+}
+
+/// Divides the time into equal parts. `delays` are sorted.
+fn periods(delays: &[(u64, u32)], samples: &[Sample], started: u64, parts: usize) -> Vec<Period> {
+    let end = samples.last().map_or(started, |sample| sample.at).max(started + 1);
+    let length = (end - started).div_ceil(parts.max(1) as u64).max(1);
+    let mut all = Vec::with_capacity(parts);
+    for part in 0..parts as u64 {
+        let (from, to) = (started + part * length, started + (part + 1) * length);
+        let first = delays.partition_point(|(at, _)| *at < from);
+        let behind = delays.partition_point(|(at, _)| *at < to);
+        let mut within: Vec<u32> = delays[first..behind].iter().map(|(_, delay)| *delay).collect();
+        within.sort_unstable();
+        let at = |percent: usize| {
+            let place = within.len().saturating_sub(1) * percent / 100;
+            within.get(place).map_or(0.0, |us| f64::from(*us) / 1_000.0)
+        };
+        let used = samples
+            .iter()
+            .filter(|sample| (from..to).contains(&sample.at))
+            .fold(Used::default(), |most, sample| most.max(sample.used));
+        all.push(Period {
+            from_s: (from - started) / 1_000_000,
+            events_per_s: within.len() as u64 * 1_000_000 / length,
+            p50_ms: at(50),
+            p99_ms: at(99),
+            max_ms: at(100),
+            used,
+        });
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(at: u64, day: u32, memory_mb: u64) -> Sample {
+        let process = Resources { memory_mb, ..Resources::default() };
+        Sample { at, day, used: Used { process, ..Used::default() } }
+    }
+
+    #[test]
+    fn a_day_has_two_peaks_and_is_quiet_around_midnight() {
+        assert_eq!((pace(0.0), pace(0.25), pace(0.75)), (10, 100, 100));
+        assert!(pace(0.5) <= 11 && pace(0.99) < 20, "{} {}", pace(0.5), pace(0.99));
+    }
+
+    #[test]
+    fn what_grows_from_the_second_day_on_is_found_and_what_grows_on_the_first_is_not() {
+        let days = |memory: [u64; 4]| {
+            let samples = (0..4).map(|day: u32| sample(u64::from(day), day, memory[day as usize]));
+            grown(&samples.collect::<Vec<_>>())
+        };
+        assert!(days([50, 100, 105, 110]).is_empty());
+        assert_eq!(days([50, 100, 200, 300]).len(), 1);
+    }
+
+    #[test]
+    fn periods_have_the_percentiles_of_their_own_events() {
+        let delays: Vec<(u64, u32)> = (0..200)
+            .map(|event| (event * 10_000, if event < 100 { 1_000 } else { 9_000 }))
+            .collect();
+        let samples = [sample(0, 0, 10), sample(2_000_000, 0, 30)];
+        let halves = periods(&delays, &samples, 0, 2);
+        assert_eq!((halves[0].p50_ms, halves[1].p50_ms, halves[1].p99_ms), (1.0, 9.0, 9.0));
+        assert_eq!((halves[0].events_per_s, halves[0].used.process.memory_mb), (100, 10));
+    }
+}
