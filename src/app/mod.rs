@@ -86,6 +86,8 @@ const POOL_TIMEOUT: Duration = Duration::from_millis(1_500);
 const INGEST_TIMEOUT: Duration = Duration::from_millis(800);
 /// How long HTTP clients have to receive their last answer.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
+/// How long the connections to MongoDB may take to close.
+const LAST_CALLS: Duration = Duration::from_secs(1);
 
 /// One instance of the service. Several may run in one process.
 pub struct App {
@@ -363,14 +365,16 @@ impl App {
         let private = private.supervised(&site, &shutdown).await;
         shutdown.wait().await;
         stop.cancel();
-        let ending = async { while servers.join_next().await.is_some() {} };
-        // A client that stalls during a request must not keep the process running.
+        let ending = async {
+            let answers = async { while servers.join_next().await.is_some() {} };
+            tokio::join!(answers, exporting.end(), observing)
+        };
+        // Neither a client that stalls during a request nor a store that hangs may keep the process
+        // running: it ends within 5 s after the grace period.
         let _ = tokio::time::timeout(LAST_ANSWERS, ending).await;
         drop(servers);
-        exporting.end().await;
-        let _ = tokio::time::timeout(LAST_ANSWERS, observing).await;
         if let Ok(mongo) = site.needs.mongo.clone() {
-            mongo.close().await;
+            let _ = tokio::time::timeout(LAST_CALLS, mongo.close()).await;
         }
         let refused = site.formats.refused();
         // Our connections must be closed before the private servers are stopped.

@@ -106,7 +106,7 @@ pub(super) fn print_soak(json: bool, report: &soak::Report) -> Result<(), Comman
         let _ = writeln!(text, "{}", output.table(&counts(&report.pipelines)));
         let mut periods = Table::new(&[
             ">FROM MIN", ">PLAIN EVENTS/S", ">P50 MS", ">P99 MS", ">MAX MS", ">MB OF PROCESS 0",
-            ">MB OF REDIS", ">KEYS", ">DESCRIPTORS", ">THREADS",
+            ">MB OF REDIS", ">KEYS", ">WITHOUT TTL", ">DESCRIPTORS", ">THREADS",
         ]);
         for row in &report.periods {
             let used = row.used;
@@ -119,6 +119,7 @@ pub(super) fn print_soak(json: bool, report: &soak::Report) -> Result<(), Comman
                 used.process.memory_mb.to_string(),
                 used.redis_mb.to_string(),
                 used.keys.to_string(),
+                used.lasting_keys.to_string(),
                 used.process.descriptors.to_string(),
                 used.process.threads.to_string(),
             ]);

@@ -9,13 +9,12 @@ use redis::aio::MultiplexedConnection;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::STOPS;
 use super::plan::{Fault, Planned};
 use super::worker::now_us;
 use super::world::{RedisPair, World, arguments, redis};
 use crate::error::BenchError;
 
-/// How long a stopped process may take to end.
-const STOPS: Duration = Duration::from_secs(10);
 /// How long a replica may take to have everything.
 const FOLLOWS: Duration = Duration::from_secs(60);
 /// Bandwidth of a throttled network, bytes per second.
@@ -72,6 +71,10 @@ impl World {
     async fn inject_process(&self, planned: Planned) -> Result<u64, BenchError> {
         let mut process = self.nodes[planned.process].process.lock().await;
         let started = now_us();
+        // It may have ended, because Redis was unavailable when it started.
+        if process.has_ended() {
+            self.restart(planned.process, &mut process)?;
+        }
         match planned.fault {
             Fault::ProcessFrozen => {
                 let id = process.id();

@@ -47,8 +47,8 @@ use crate::error::BenchError;
 const LOOK: Duration = Duration::from_secs(1);
 /// How long the load may take to get its last acknowledgements after all faults.
 const ENDS: Duration = Duration::from_secs(60);
-/// How long a process may take to end at SIGTERM.
-const STOPS: Duration = Duration::from_secs(10);
+/// How long a process may take to end at SIGTERM: its grace period, 5 s, and time of a busy machine.
+const STOPS: Duration = Duration::from_secs(30);
 /// What the first process may have more at the end than at the start.
 const DESCRIPTORS_MORE: u64 = 40;
 const THREADS_MORE: u64 = 8;

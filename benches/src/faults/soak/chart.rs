@@ -64,7 +64,10 @@ fn panels(periods: &[Period]) -> Vec<Panel> {
         },
         Panel {
             title: "keys in Redis",
-            lines: vec![("keys", "#1f6feb", of(&|period| period.used.keys as f64))],
+            lines: vec![
+                ("all", "#1f6feb", of(&|period| period.used.keys as f64)),
+                ("without TTL", "#d1242f", of(&|period| period.used.lasting_keys as f64)),
+            ],
         },
         Panel {
             title: "descriptors and threads of process 0",
@@ -154,7 +157,7 @@ mod tests {
         let periods =
             [Period::default(), Period { from_s: 3_600, p99_ms: 5.0, ..Period::default() }];
         let text = svg(&periods);
-        assert_eq!(text.matches("<polyline").count(), 8);
+        assert_eq!(text.matches("<polyline").count(), 9);
         assert!(text.lines().all(|line| !line.contains("NaN")), "{text}");
     }
 }
