@@ -21,7 +21,8 @@ const COLLECTIONS: [&str; 5] =
     ["automations", "counters_daily", "fairlane_formats", "subscribers", "counters_totals"];
 /// The collections of the counters, and the number of their indexes.
 const INDEXED: [(&str, usize); 2] = [("counters_totals", 2), ("counters_daily", 3)];
-const START_WITHIN: Duration = Duration::from_secs(30);
+/// On a machine that is busy with much else, this server needs long.
+const START_WITHIN: Duration = Duration::from_secs(120);
 
 /// The options of a [`MongoServer`].
 #[derive(Debug, Clone, Copy, Default)]
