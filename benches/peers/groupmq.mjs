@@ -3,15 +3,19 @@
 import { Queue, Worker } from "groupmq";
 import { Redis } from "ioredis";
 
-export async function open(_, role, { socket, batch, concurrency }) {
+// With `lock_ms`, workers take over from others after this time, and a job that was added twice is one.
+export async function open(_, role, { socket, batch, concurrency, lock_ms }) {
   // Only bulk enqueueing waits for a full batch. A single event would wait for nothing.
   const isBulk = role === "add";
   const redis = new Redis({ path: socket, maxRetriesPerRequest: null });
   const queue = new Queue({
     redis,
     namespace: "bench",
-    keepCompleted: 0,
+    // A job that is removed is forgotten, and its id with it.
+    keepCompleted: lock_ms ? 100_000 : 0,
     keepFailed: 0,
+    // A job that faults hit often would otherwise be given up.
+    ...(lock_ms ? { jobTimeoutMs: lock_ms, maxAttempts: 100 } : {}),
     ...(isBulk ? { autoBatch: { size: batch, maxWaitMs: 1 } } : {}),
   });
   await redis.ping();
@@ -22,6 +26,7 @@ export async function open(_, role, { socket, batch, concurrency }) {
       work: `one worker, concurrency ${concurrency}, keepCompleted 0`,
     }[role],
     producer: async (tenantOf) => ({
+      addOne: (data, jobId) => queue.add({ groupId: `bot-${tenantOf(data)}`, data, jobId }),
       add: (events) =>
         Promise.all(events.map((data) => queue.add({ groupId: `bot-${tenantOf(data)}`, data }))),
     }),
@@ -33,6 +38,7 @@ export async function open(_, role, { socket, batch, concurrency }) {
           concurrency,
           handler: (job) => handle(job.data),
           onError: (error) => console.error(error),
+          ...(lock_ms ? { stalledInterval: 1_000, stalledGracePeriod: 0, maxStalledCount: 100 } : {}),
         });
         worker.on("completed", (job) => completed(job.data));
         worker.on("error", (error) => console.error(error));

@@ -12,8 +12,9 @@ use url::Url;
 use super::arguments::{BusArg, CountersArgs, DeploymentArgs, Handled, choice};
 use super::show::{
     print, print_deployment, print_faults, print_growth, print_isolation, print_limits,
-    print_overload, print_peers,
+    print_overload,
 };
+use super::show_peers::print_peers;
 use super::{Cli, Scenario};
 use crate::buses::{self, Bus};
 use crate::error::CommandError;
@@ -39,6 +40,10 @@ impl Cli {
             }
             Scenario::FaultsWorker { config, directory, process } => {
                 Ok(Box::pin(faults::worker::run(&config, &directory, process)).await?)
+            }
+            Scenario::PeersWorker { system, url, directory, process } => {
+                Ok(Box::pin(peers::campaign::worker::run(system, &url, &directory, process))
+                    .await?)
             }
             Scenario::Serve { arguments } => Box::pin(serve(arguments)).await,
             scenario => Box::pin(bench(self.json, scenario)).await,
@@ -265,6 +270,7 @@ async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
         Scenario::Plan(args) => Box::pin(args.run(json, watch, || progress.clear())).await,
         Scenario::OverloadServer { .. }
         | Scenario::Serve { .. }
+        | Scenario::PeersWorker { .. }
         | Scenario::FaultsWorker { .. } => unreachable!("no scenario"),
         Scenario::Fairness {
             seconds,
