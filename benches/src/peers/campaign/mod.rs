@@ -233,7 +233,8 @@ async fn feed_node(
         let problem = format!("its producer ended: {last}");
         BenchError::Peer { system: system.name(), problem }
     };
-    let Some(output) = child.stdout.take() else { return Err(failed()) };
+    let pipes = child.stdin.take().zip(child.stdout.take());
+    let Some((input, output)) = pipes else { return Err(failed()) };
     let mut lines = BufReader::new(output).lines();
     match timeout(ADDS, lines.next_line()).await {
         Ok(Ok(Some(line))) if line == "ready" => {}
@@ -241,6 +242,8 @@ async fn feed_node(
     }
     Ok(async move {
         let status = child.wait().await?;
+        // It would take the end of this pipe for the end of the bench.
+        drop(input);
         if status.success() { Ok(()) } else { Err(failed()) }
     })
 }
@@ -248,8 +251,8 @@ async fn feed_node(
 /// A verdict, with what the end of the campaign needs to know.
 struct Judged {
     verdict: Verdict,
-    /// When the last event was handled for the first time, µs.
-    last: u64,
+    /// When each handled event was due, and when its first handling ended, µs.
+    ends: Vec<(u64, u64)>,
 }
 
 impl World {
@@ -267,8 +270,9 @@ impl World {
             let end = first_end.entry(handling.place).or_insert(handling.until);
             *end = handling.until.min(*end);
         }
-        let last = first_end.values().copied().max().unwrap_or_default();
-        Ok(Judged { verdict: Verdict::of(&sent, &handlings, feed::BUSY), last })
+        let ends = sent.iter().filter_map(|sent| Some((sent.due, *first_end.get(&sent.place)?)));
+        let ends = ends.collect();
+        Ok(Judged { verdict: Verdict::of(&sent, &handlings, feed::BUSY), ends })
     }
 
     async fn redis_version(&self) -> String {
@@ -308,7 +312,10 @@ impl Judged {
             waiting,
             waits,
         } = self.verdict;
-        let drained = is_done.then(|| Duration::from_micros(self.last.saturating_sub(over)));
+        // Those that are due later do not show how long the others took.
+        let ends = self.ends.iter().filter(|(due, _)| *due <= over).map(|(_, end)| *end);
+        let last = ends.max().unwrap_or_default();
+        let drained = is_done.then(|| Duration::from_micros(last.saturating_sub(over)));
         Survived {
             acknowledged,
             lost,
