@@ -27,14 +27,20 @@ export async function open(_, role, { socket, batch, concurrency, lock_ms }) {
   // NOSCRIPT. Without help, producers and workers would stand still from then on.
   const isForgotten = (error) => String(error).includes("NOSCRIPT");
   if (lock_ms && role === "work") {
-    const evalsha = redis.evalsha.bind(redis);
-    redis.evalsha = (...call) =>
-      evalsha(...call).catch((error) => {
-        console.error(error);
-        // The bench starts the worker again, as a service manager does.
-        if (isForgotten(error)) process.exit(1);
-        throw error;
-      });
+    const watch = (client) => {
+      const [evalsha, duplicate] = [client.evalsha.bind(client), client.duplicate.bind(client)];
+      client.evalsha = (...call) =>
+        evalsha(...call).catch((error) => {
+          console.error(error);
+          // The bench starts the worker again, as a service manager does.
+          if (isForgotten(error)) process.exit(1);
+          throw error;
+        });
+      // The worker makes further connections from this one.
+      client.duplicate = (...options) => watch(duplicate(...options));
+      return client;
+    };
+    watch(redis);
   }
   const addOne = async (job) => {
     const used = queue;
