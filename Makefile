@@ -95,7 +95,7 @@ rolling: setup ## rolling restarts behind HAProxy during 100,000 requests, in so
 	cargo test --locked --test it -- --ignored --exact --nocapture \
 	  http::rolling::rolling_restarts_during_100000_requests_lose_none_and_repeat_no_finished_slice
 
-peers: setup-peers release-bench ## compare with GroupMQ, BullMQ and a plain stream worker, in five minutes
+peers: setup-peers release-bench ## compare with GroupMQ, BullMQ and a plain stream worker, also under faults, in half an hour
 	$(TARGET)/release/fairlane-bench peers $(ARGS)
 
 # The scripts are measured by a test, in the build of `make test`.

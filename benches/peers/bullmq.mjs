@@ -4,7 +4,10 @@
 import { Queue, Worker } from "bullmq";
 import { Redis } from "ioredis";
 
-export async function open(system, role, { socket, batch, tenants }) {
+// With `lock_ms`, workers take over from others after this time, and a job that was added twice is one.
+export async function open(system, role, { socket, batch, tenants, lock_ms }) {
+  // A job that is removed is forgotten, and its id with it.
+  const kept = lock_ms ? { age: 600 } : { count: 0 };
   const isPerTenant = system === "bullmq-per-tenant";
   const names = isPerTenant ? Array.from({ length: tenants }, (_, tenant) => `bot-${tenant}`) : ["bench"];
   const nameOf = (tenant) => (isPerTenant ? `bot-${tenant}` : "bench");
@@ -22,13 +25,16 @@ export async function open(system, role, { socket, batch, tenants }) {
     producer: async (tenantOf) => {
       const queues = new Map();
       for (const name of names) {
-        const defaultJobOptions = { removeOnComplete: true, removeOnFail: true };
+        const defaultJobOptions = { removeOnComplete: lock_ms ? kept : true, removeOnFail: true };
         const queue = new Queue(name, { connection, defaultJobOptions });
         queue.on("error", (error) => console.error(error));
         queues.set(name, queue);
       }
       await Promise.all([...queues.values()].map((queue) => queue.waitUntilReady()));
+      // Several processes would handle jobs of a queue beside each other.
+      if (lock_ms) await Promise.all([...queues.values()].map((queue) => queue.setGlobalConcurrency(1)));
       return {
+        addOne: (data, jobId) => queues.get(nameOf(tenantOf(data))).add(data.type, data, { jobId }),
         add: (events) => {
           const jobs = new Map();
           for (const data of events) {
@@ -47,8 +53,10 @@ export async function open(system, role, { socket, batch, tenants }) {
           connection,
           concurrency: 1,
           autorun: false,
-          removeOnComplete: { count: 0 },
+          removeOnComplete: kept,
           removeOnFail: { count: 0 },
+          // A job that faults hit often would otherwise be given up.
+          ...(lock_ms ? { lockDuration: lock_ms, stalledInterval: lock_ms / 2, maxStalledCount: 100 } : {}),
         });
         worker.on("completed", (job) => completed(job.data));
         worker.on("failed", (_, error) => console.error(error));

@@ -5,18 +5,18 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
-/// Runs `fairlane-bench faults` in a directory of its own.
-fn faults(arguments: &[&str]) -> Output {
+/// Runs `fairlane-bench` in a directory of its own.
+fn bench(scenario: &str, arguments: &[&str]) -> Output {
     let directory = tempfile::tempdir().unwrap();
     let mut command = Command::new(Path::new(env!("CARGO_BIN_EXE_fairlane-bench")));
-    command.arg("faults").args(arguments).current_dir(directory.path());
+    command.arg(scenario).args(arguments).current_dir(directory.path());
     command.env_remove("RUST_LOG").stdin(Stdio::null()).output().unwrap()
 }
 
 /// A minute of random faults. `make faults` runs longer ones.
 #[test]
 fn no_promise_breaks_in_a_campaign_of_faults() {
-    let ran = faults(&["--seed", "1", "--seconds", "60", "--rate", "200", "--json"]);
+    let ran = bench("faults", &["--seed", "1", "--seconds", "60", "--rate", "200", "--json"]);
     let report: Value = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
     assert_eq!((&report["violations"], ran.status.code()), (&json!([]), Some(0)), "{report:#}");
     let faults: u64 =
@@ -33,8 +33,34 @@ fn no_promise_breaks_in_a_campaign_of_faults() {
 
 #[test]
 fn a_campaign_refuses_unknown_faults_and_names_the_known_ones() {
-    let ran = faults(&["--only", "meteor"]);
+    let ran = bench("faults", &["--only", "meteor"]);
     let told = String::from_utf8_lossy(&ran.stderr);
     assert_eq!(ran.status.code(), Some(64), "{told}");
     assert!(told.contains("process-killed") && told.contains("failover"), "{told}");
+}
+
+/// The other systems need packages of Node.js. `make peers` runs them all.
+#[test]
+fn the_campaign_of_peers_judges_fairlane_and_a_plain_worker_without_node() {
+    let systems = ["--measures", "faults", "--systems", "fairlane,xreadgroup"];
+    let short = ["--rounds", "1", "--seed", "1", "--seconds", "15", "--json"];
+    let ran = bench("peers", &[&systems[..], &short].concat());
+    let report: Value = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
+    let lines = report["systems"].as_array().unwrap();
+    assert_eq!(lines.len(), 2, "{report:#}");
+    for line in lines {
+        let count = |name: &str| line["faults"][name]["median"].as_f64();
+        assert!(count("faults") >= Some(5.0) && count("acknowledged") >= Some(500.0), "{line:#}");
+        for never in ["lost", "stranded_tenants", "waiting"] {
+            assert_eq!(count(never), Some(0.0), "{never}: {line:#}");
+        }
+        assert!(count("quiet_p50_ms") > Some(0.0), "{line:#}");
+        if line["system"] == "fairlane" {
+            assert_eq!(
+                (count("reordered"), count("stale_commits")),
+                (Some(0.0), Some(0.0)),
+                "{line:#}"
+            );
+        }
+    }
 }

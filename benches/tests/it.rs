@@ -195,8 +195,9 @@ async fn the_bench_of_limits_shows_each_figure_with_its_bound_and_judges() {
 #[tokio::test]
 async fn the_bench_of_peers_judges_fairlane_and_the_floor_without_node() {
     let systems = ["--systems", "fairlane,xreadgroup", "--tenants", "30", "--events", "5"];
+    let measures = ["--measures", "throughput,fairness"];
     let short = ["--rounds", "1", "--busy", "4", "--seconds", "1", "--json"];
-    let ran = run(&[&["peers"], &systems[..], &short].concat()).await;
+    let ran = run(&[&["peers"], &systems[..], &measures, &short].concat()).await;
     assert_eq!(ran.code, 0, "{ran:?}");
     let report: Value = serde_json::from_str(&ran.out).unwrap();
     assert!(report["versions"]["redis"].is_string(), "{report}");
@@ -229,6 +230,8 @@ async fn the_bench_of_peers_names_what_is_missing() {
         (&["--programs", "nowhere"][..], 69, "nowhere: it has no main.mjs; in a clone"),
         (&["--tenants", "20"], 64, "--busy 20 leaves no quiet tenant"),
         (&["--systems", "kafka"], 64, "kafka"),
+        (&["--measures", "meteors"], 64, "throughput, fairness, faults"),
+        (&["--measures", "faults", "--seed", "-1"], 64, "--seed"),
     ] {
         let ran = run(&[&["peers"], arguments].concat()).await;
         assert_eq!(ran.code, code, "{arguments:?}: {ran:?}");

@@ -182,8 +182,8 @@ pub(crate) struct PeersArgs {
     #[arg(long, value_name = "N", default_value = "3")]
     rounds: NonZeroU32,
     /// The measured properties.
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST",
-        default_values_t = [Measure::Throughput, Measure::Fairness])]
+    #[arg(long, alias = "measure", value_enum, value_delimiter = ',', value_name = "LIST",
+        default_values_t = Measure::value_variants().to_vec())]
     measures: Vec<Measure>,
     /// The systems. Those other than fairlane and xreadgroup need Node.js.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST",
@@ -192,10 +192,15 @@ pub(crate) struct PeersArgs {
     /// Number of tenants with a backlog. The others are quiet.
     #[arg(long, value_name = "N", default_value = "20")]
     busy: NonZeroU32,
-    /// Time for which events of quiet tenants are sent.
-    #[arg(long, value_name = "S", default_value = "4",
-        value_parser = clap::value_parser!(u32).range(1..=300))]
-    seconds: u32,
+    /// Time for which events of quiet tenants are sent, or, of the measure faults, for which faults
+    /// happen. Default: 4, and 45 of faults.
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=300))]
+    seconds: Option<u32>,
+    /// Draws the faults and the events beside them. Each further round has the next seed. Equal seeds
+    /// draw equal faults, for every system.
+    #[arg(long, value_name = "N", default_value = "1",
+        value_parser = clap::value_parser!(u64).range(0..=u64::from(u32::MAX)))]
+    seed: u64,
     /// Events per second of all quiet tenants together.
     #[arg(long, value_name = "EVENTS_PER_S", default_value = "100",
         value_parser = clap::value_parser!(u32).range(1..=1_000))]
@@ -219,7 +224,9 @@ impl PeersArgs {
             events: size(self.events),
             rounds: size(self.rounds.get()),
             busy: size(busy),
-            seconds: self.seconds.into(),
+            seconds: self.seconds.unwrap_or(4).into(),
+            seed: self.seed,
+            fault_seconds: self.seconds.unwrap_or(45).into(),
             rate: self.rate,
             programs: self.programs,
         })

@@ -5,6 +5,7 @@ mod campaigns;
 mod plan;
 mod run;
 mod show;
+mod show_peers;
 
 use std::ffi::OsString;
 use std::num::NonZeroU32;
@@ -20,6 +21,7 @@ use self::plan::PlanArgs;
 use crate::growth::Axis;
 use crate::isolation::Resource;
 use crate::overload::{Protection, Workload};
+use crate::peers::System;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -101,6 +103,11 @@ Examples:
   fairlane-bench peers
   fairlane-bench peers --measures throughput --systems fairlane,groupmq --rounds 6 --json
   fairlane-bench peers --systems fairlane,xreadgroup
+  fairlane-bench peers --measures faults --seed 7 --seconds 45
+
+With --measures faults, every system gets the same events and the same faults at the same times: workers
+and Redis are killed or frozen, and connections are cut. 50 tenants get 100 events a second; --tenants,
+--events, --busy and --rate do not apply. A run of a system takes up to two minutes.
 
 The other systems need Node.js 20 or later, and npm packages: `make peers` installs both.";
 
@@ -425,6 +432,22 @@ pub(crate) enum Scenario {
     /// Compare with other queues on Redis: GroupMQ, BullMQ, and a plain worker of a stream.
     #[command(after_help = PEERS_EXAMPLES)]
     Peers(Box<PeersArgs>),
+    /// A worker of `peers` under faults, which starts it itself.
+    #[command(hide = true)]
+    PeersWorker {
+        /// What it is: `fairlane` or `xreadgroup`.
+        #[arg(long, value_enum)]
+        system: System,
+        /// The address of Redis.
+        #[arg(long)]
+        url: String,
+        /// The directory of the histories.
+        #[arg(long)]
+        directory: PathBuf,
+        /// The number of the process.
+        #[arg(long)]
+        process: u32,
+    },
     /// `fairlane serve`, with the same arguments. `overload` starts it itself.
     #[command(hide = true)]
     Serve {

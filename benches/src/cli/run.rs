@@ -13,8 +13,8 @@ use super::arguments::{BusArg, CountersArgs, DeploymentArgs, Handled, choice};
 use super::campaigns::{print_faults, print_soak};
 use super::show::{
     print, print_deployment, print_growth, print_isolation, print_limits, print_overload,
-    print_peers,
 };
+use super::show_peers::print_peers;
 use super::{Cli, Scenario};
 use crate::buses::{self, Bus};
 use crate::error::CommandError;
@@ -40,6 +40,10 @@ impl Cli {
             }
             Scenario::FaultsWorker { config, directory, process } => {
                 Ok(Box::pin(faults::worker::run(&config, &directory, process)).await?)
+            }
+            Scenario::PeersWorker { system, url, directory, process } => {
+                Ok(Box::pin(peers::campaign::worker::run(system, &url, &directory, process))
+                    .await?)
             }
             Scenario::Serve { arguments } => Box::pin(serve(arguments)).await,
             scenario => Box::pin(bench(self.json, scenario)).await,
@@ -271,6 +275,7 @@ async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
         Scenario::Plan(args) => Box::pin(args.run(json, watch, || progress.clear())).await,
         Scenario::OverloadServer { .. }
         | Scenario::Serve { .. }
+        | Scenario::PeersWorker { .. }
         | Scenario::FaultsWorker { .. } => unreachable!("no scenario"),
         Scenario::Fairness {
             seconds,

@@ -11,7 +11,6 @@ use crate::growth;
 use crate::isolation::{self, Verdict};
 use crate::limits;
 use crate::overload::{self, deployment};
-use crate::peers::{self, Figure};
 
 /// Prints the fields of the report, one per line, or as JSON.
 pub(super) fn print(json: bool, report: &impl Serialize) -> Result<(), CommandError> {
@@ -227,97 +226,6 @@ pub(super) fn print_growth(json: bool, report: &growth::Report) -> Result<(), Co
         }
         output.table(&table)
     })?;
-    Ok(())
-}
-
-/// A table per measure, then the settings.
-pub(super) fn print_peers(json: bool, report: &peers::Report) -> Result<(), CommandError> {
-    let output = Output::new(json);
-    output.show(report, |report| {
-        let mut text = String::new();
-        let shown = |figure: Option<Figure>, digits: usize| {
-            figure.map_or_else(|| "-".to_owned(), |figure| format!("{:.digits$}", figure.median))
-        };
-        let mut rates = Table::new(&[
-            "SYSTEM", ">EVENTS", ">ENQUEUE/S", ">DRAIN/S", ">RATIO", ">END TO END/S", ">RATIO",
-            ">REDIS µS/EVENT", ">LOST", ">REPEATED", ">REORDERED",
-        ]);
-        let mut waits = Table::new(&[
-            "SYSTEM", ">BACKLOG", ">LASTED S", ">QUIET P50 MS", ">P99 MS", ">MAX MS", ">LOST",
-            ">REPEATED", ">REORDERED",
-        ]);
-        for line in &report.systems {
-            if let Some(figures) = &line.throughput {
-                rates.row(&[
-                    line.system.name().to_owned(),
-                    figures.events.to_string(),
-                    shown(Some(figures.enqueue_per_second), 0),
-                    shown(Some(figures.drain_per_second), 0),
-                    shown(figures.fairlane_drain_ratio, 2),
-                    shown(Some(figures.end_to_end_per_second), 0),
-                    shown(figures.fairlane_end_to_end_ratio, 2),
-                    shown(Some(figures.redis_cpu_us_per_event), 1),
-                    figures.verdict.lost.to_string(),
-                    figures.verdict.repeated.to_string(),
-                    figures.verdict.reordered.to_string(),
-                ]);
-            }
-            if let Some(figures) = &line.fairness {
-                waits.row(&[
-                    line.system.name().to_owned(),
-                    figures.backlog.to_string(),
-                    shown(Some(figures.backlog_seconds), 1),
-                    shown(figures.quiet_p50_ms, 1),
-                    shown(figures.quiet_p99_ms, 1),
-                    shown(figures.quiet_max_ms, 1),
-                    figures.verdict.lost.to_string(),
-                    figures.verdict.repeated.to_string(),
-                    figures.verdict.reordered.to_string(),
-                ]);
-            }
-        }
-        if report.systems.iter().any(|line| line.throughput.is_some()) {
-            let _ = writeln!(
-                text,
-                "{} tenants, events of {} bytes; RATIO: Fairlane's rate divided by this one\n{}\n",
-                report.tenants,
-                report.event_bytes,
-                output.table(&rates)
-            );
-        }
-        if report.systems.iter().any(|line| line.fairness.is_some()) {
-            let _ = writeln!(
-                text,
-                "{} busy tenants with a backlog, {} quiet ones with {} events/s for {} s; {} ms per event\n{}\n",
-                report.busy_tenants,
-                report.tenants - report.busy_tenants,
-                report.quiet_per_second,
-                report.quiet_seconds,
-                report.handling_ms,
-                output.table(&waits)
-            );
-        }
-        for line in &report.systems {
-            let _ = writeln!(text, "{}: {}", line.system.name(), line.guarantees);
-            for (role, settings) in &line.settings {
-                let _ = writeln!(text, "  {role}: {settings}");
-            }
-        }
-        let versions = report.versions.iter().map(|(name, version)| format!("{name} {version}"));
-        let _ = write!(text, "\nversions: {}", versions.collect::<Vec<_>>().join(", "));
-        text
-    })?;
-    #[expect(clippy::cast_precision_loss, reason = "a number of seconds")]
-    let window = (report.head_start_seconds + report.quiet_seconds) as f64;
-    for line in &report.systems {
-        let lasted = line.fairness.as_ref().map(|figures| figures.backlog_seconds.low);
-        if let Some(lasted) = lasted.filter(|lasted| *lasted < window) {
-            eprintln!(
-                "note: the backlog of {} ended after {lasted:.1} s, before the last quiet events were sent; its waits are too short",
-                line.system.name()
-            );
-        }
-    }
     Ok(())
 }
 

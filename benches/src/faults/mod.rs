@@ -13,7 +13,7 @@ mod drain;
 mod hooks;
 mod inject;
 mod load;
-mod plan;
+pub(crate) mod plan;
 pub(crate) mod soak;
 mod verdict;
 mod watch;
@@ -125,7 +125,8 @@ pub(crate) async fn run(
         .copied()
         .filter(|kind| *kind != Fault::ClockStepped || FakeClock::library().is_some())
         .collect();
-    let plan = plan::plan(options.seed, length, options.processes, &kinds);
+    // The memory of the first process is watched, so it must live on.
+    let plan = plan::plan(options.seed, length, options.processes, 1, &kinds);
     let mut report = campaign(&options, &plan, &watch).await?;
     if options.shrinks && !report.violations.is_empty() {
         report.smallest = Some(shrink(&options, plan, &watch).await?);

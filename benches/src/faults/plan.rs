@@ -128,8 +128,14 @@ impl Planned {
 
 /// The faults of a campaign of this length, among `kinds`. Equal arguments give equal faults.
 ///
-/// Process 0 is never killed, frozen or stopped, so that its memory can be watched.
-pub(crate) fn plan(seed: u64, length: Duration, processes: usize, kinds: &[Fault]) -> Vec<Planned> {
+/// The first `spared` processes are never killed, frozen or stopped.
+pub(crate) fn plan(
+    seed: u64,
+    length: Duration,
+    processes: usize,
+    spared: usize,
+    kinds: &[Fault],
+) -> Vec<Planned> {
     let mut random = SmallRng::seed_from_u64(seed);
     let weights: u32 = kinds.iter().map(|kind| kind.weight()).sum();
     let mut planned = Vec::new();
@@ -143,13 +149,13 @@ pub(crate) fn plan(seed: u64, length: Duration, processes: usize, kinds: &[Fault
             hit
         });
         let Some(&fault) = fault else { break };
-        let first = usize::from(matches!(
-            fault,
+        let first = match fault {
             Fault::ProcessKilled
-                | Fault::ProcessFrozen
-                | Fault::ProcessStopped
-                | Fault::ClockStepped
-        ));
+            | Fault::ProcessFrozen
+            | Fault::ProcessStopped
+            | Fault::ClockStepped => spared,
+            _ => 0,
+        };
         planned.push(Planned {
             number: planned.len(),
             at_ms,
@@ -185,22 +191,22 @@ mod tests {
     #[test]
     fn a_seed_gives_the_same_faults_again_and_another_seed_gives_others() {
         let kinds = Fault::value_variants();
-        let first = plan(7, MINUTE, 3, kinds);
-        assert_eq!(first, plan(7, MINUTE, 3, kinds));
-        assert_ne!(first, plan(8, MINUTE, 3, kinds));
+        let first = plan(7, MINUTE, 3, 1, kinds);
+        assert_eq!(first, plan(7, MINUTE, 3, 1, kinds));
+        assert_ne!(first, plan(8, MINUTE, 3, 1, kinds));
         assert!((20..=120).contains(&first.len()), "{}", first.len());
     }
 
     #[test]
     fn a_longer_campaign_starts_with_the_same_faults() {
         let kinds = Fault::value_variants();
-        let (short, long) = (plan(7, MINUTE, 3, kinds), plan(7, MINUTE * 2, 3, kinds));
+        let (short, long) = (plan(7, MINUTE, 3, 1, kinds), plan(7, MINUTE * 2, 3, 1, kinds));
         assert_eq!(short[..], long[..short.len()]);
     }
 
     #[test]
     fn an_hour_has_every_kind_and_spares_the_first_process() {
-        let planned = plan(1, MINUTE * 60, 3, Fault::value_variants());
+        let planned = plan(1, MINUTE * 60, 3, 1, Fault::value_variants());
         for kind in Fault::value_variants() {
             assert!(planned.iter().any(|planned| planned.fault == *kind), "{kind:?}");
         }
@@ -210,8 +216,16 @@ mod tests {
     }
 
     #[test]
+    fn without_a_spared_process_every_one_is_killed() {
+        let planned = plan(1, MINUTE * 10, 3, 0, &[Fault::ProcessKilled]);
+        for process in 0..3 {
+            assert!(planned.iter().any(|planned| planned.process == process), "{process}");
+        }
+    }
+
+    #[test]
     fn a_search_drops_each_part_once() {
-        let planned = plan(1, MINUTE, 3, Fault::value_variants());
+        let planned = plan(1, MINUTE, 3, 1, Fault::value_variants());
         let smaller = without_parts(&planned, 4);
         assert_eq!(smaller.len(), 4);
         for fault in &planned {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::campaign::Survived;
 use super::judge::{Verdict, quantile_ms};
 use super::system::System;
 
@@ -37,6 +38,7 @@ pub(super) struct Runs {
     pub(super) settings: BTreeMap<&'static str, String>,
     pub(super) throughput: Vec<Throughput>,
     pub(super) fairness: Vec<Fairness>,
+    pub(super) faults: Vec<Survived>,
 }
 
 /// A figure over the rounds.
@@ -59,6 +61,9 @@ pub(crate) struct Report {
     pub(crate) head_start_seconds: u64,
     pub(crate) quiet_per_second: u32,
     pub(crate) handling_ms: f64,
+    /// Of the faults in the first round. Each further round has the next seed.
+    pub(crate) seed: u64,
+    pub(crate) fault_seconds: u64,
     /// Of the systems and of what they run on.
     pub(crate) versions: BTreeMap<String, String>,
     pub(crate) systems: Vec<Line>,
@@ -72,6 +77,7 @@ pub(crate) struct Line {
     pub(crate) settings: BTreeMap<&'static str, String>,
     pub(crate) throughput: Option<ThroughputFigures>,
     pub(crate) fairness: Option<FairnessFigures>,
+    pub(crate) faults: Option<FaultsFigures>,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -99,6 +105,28 @@ pub(crate) struct FairnessFigures {
     pub(crate) verdict: Verdict,
 }
 
+/// Each figure is that of a round: a seed.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct FaultsFigures {
+    pub(crate) faults: Figure,
+    pub(crate) acknowledged: Figure,
+    pub(crate) lost: Figure,
+    pub(crate) reordered: Figure,
+    pub(crate) overlapping: Figure,
+    pub(crate) repeated: Figure,
+    pub(crate) stranded_tenants: Figure,
+    /// The events of stranded tenants.
+    pub(crate) waiting: Figure,
+    pub(crate) quiet_p50_ms: Option<Figure>,
+    pub(crate) quiet_p99_ms: Option<Figure>,
+    pub(crate) quiet_max_ms: Option<Figure>,
+    /// Over the rounds in which every event was handled.
+    pub(crate) drained_seconds: Option<Figure>,
+    pub(crate) restarted: Figure,
+    /// Of Fairlane only: commits that were confirmed although a newer lease was at work.
+    pub(crate) stale_commits: Option<Figure>,
+}
+
 impl Figure {
     /// `None` without values.
     pub(super) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
@@ -120,6 +148,7 @@ pub(super) fn lines(runs: &[Runs]) -> Vec<Line> {
             settings: runs.settings.clone(),
             throughput: throughput(runs, ours),
             fairness: fairness(runs),
+            faults: faults(runs),
         })
         .collect()
 }
@@ -158,6 +187,34 @@ fn fairness(runs: &Runs) -> Option<FairnessFigures> {
     })
 }
 
+fn faults(runs: &Runs) -> Option<FaultsFigures> {
+    #[expect(clippy::cast_precision_loss, reason = "counts of events")]
+    let of =
+        |count: fn(&Survived) -> usize| Figure::of(runs.faults.iter().map(|run| count(run) as f64));
+    let waits = |quantile| {
+        Figure::of(runs.faults.iter().filter_map(|run| quantile_ms(&run.waits, quantile)))
+    };
+    #[expect(clippy::cast_precision_loss, reason = "a count of commits")]
+    let stale = runs.faults.iter().filter_map(|run| run.stale_commits.map(|count| count as f64));
+    let drained = runs.faults.iter().filter_map(|run| run.drained);
+    Some(FaultsFigures {
+        faults: of(|run| run.faults.values().sum())?,
+        acknowledged: of(|run| run.acknowledged)?,
+        lost: of(|run| run.lost)?,
+        reordered: of(|run| run.reordered)?,
+        overlapping: of(|run| run.overlapping)?,
+        repeated: of(|run| run.repeated)?,
+        stranded_tenants: of(|run| run.stranded)?,
+        waiting: of(|run| run.waiting)?,
+        quiet_p50_ms: waits(0.5),
+        quiet_p99_ms: waits(0.99),
+        quiet_max_ms: waits(1.0),
+        drained_seconds: Figure::of(drained.map(|drained| drained.as_secs_f64())),
+        restarted: of(|run| run.restarted)?,
+        stale_commits: Figure::of(stale),
+    })
+}
+
 fn sum(verdicts: impl Iterator<Item = Verdict>) -> Verdict {
     verdicts.fold(Verdict::default(), Verdict::plus)
 }
@@ -186,6 +243,7 @@ mod tests {
             settings: BTreeMap::new(),
             throughput: drains.iter().map(run).collect(),
             fairness: drains.iter().map(waits).collect(),
+            faults: Vec::new(),
         }
     }
 
@@ -218,5 +276,6 @@ mod tests {
         let lines = lines(&[runs(System::Bullmq, &[10.0]), runs(System::Xreadgroup, &[])]);
         assert_eq!(lines[0].throughput.as_ref().unwrap().fairlane_drain_ratio, None);
         assert!(lines[1].throughput.is_none() && lines[1].fairness.is_none());
+        assert!(lines[1].faults.is_none());
     }
 }

@@ -8,6 +8,7 @@
 //! Every worker logs the start and the end of each handling. One judge counts lost, repeated and
 //! reordered events in these logs, for all systems alike.
 
+pub(crate) mod campaign;
 mod figures;
 mod floor;
 mod judge;
@@ -23,6 +24,7 @@ use std::time::Duration;
 
 use fairlane::sandbox::{Rig, raise_open_files};
 
+use self::campaign::Survived;
 use self::figures::{Fairness, Runs, Throughput, lines};
 pub(crate) use self::figures::{Figure, Report};
 use self::judge::{Verdict, backlog_seconds, quiet_waits};
@@ -55,6 +57,10 @@ pub(crate) struct Options {
     pub(crate) busy: usize,
     /// Time for which quiet events are sent, seconds.
     pub(crate) seconds: u64,
+    /// Draws the faults and the events beside them. Each further round has the next seed.
+    pub(crate) seed: u64,
+    /// Duration of the faults, seconds.
+    pub(crate) fault_seconds: u64,
     /// Quiet events per second.
     pub(crate) rate: u32,
     /// The directory of the programs of Node.js.
@@ -87,7 +93,7 @@ pub(crate) async fn run(
             let name = bench.runs[index].system.name();
             for measure in bench.options.measures.clone() {
                 watch(name, 0);
-                bench.measure(index, measure, |done| watch(name, done)).await?;
+                bench.measure(index, measure, round, |done| watch(name, done)).await?;
             }
         }
     }
@@ -101,6 +107,8 @@ pub(crate) async fn run(
         head_start_seconds: HEAD_START.as_secs(),
         quiet_per_second: options.rate,
         handling_ms: HANDLING.as_secs_f64() * 1_000.0,
+        seed: options.seed,
+        fault_seconds: options.fault_seconds,
         versions,
         systems: lines(&runs),
     })
@@ -117,6 +125,7 @@ impl Options {
             settings: BTreeMap::new(),
             throughput: Vec::new(),
             fairness: Vec::new(),
+            faults: Vec::new(),
         }
     }
 }
@@ -134,6 +143,7 @@ impl Bench {
         &mut self,
         index: usize,
         measure: Measure,
+        round: usize,
         watch: impl FnMut(u64),
     ) -> Result<(), BenchError> {
         match measure {
@@ -144,6 +154,10 @@ impl Bench {
             Measure::Fairness => {
                 let run = Box::pin(self.fairness(index, watch)).await?;
                 self.runs[index].fairness.push(run);
+            }
+            Measure::Faults => {
+                let run = Box::pin(self.faults(index, round, watch)).await?;
+                self.runs[index].faults.push(run);
             }
         }
         Ok(())
@@ -233,6 +247,28 @@ impl Bench {
             backlog_seconds: backlog_seconds(&worked.log, busy),
             verdict: Verdict::of(&worked.log, &plan.per_tenant),
         })
+    }
+
+    /// Handles events by the clock in several processes, while faults hit these and Redis.
+    async fn faults(
+        &mut self,
+        index: usize,
+        round: usize,
+        mut watch: impl FnMut(u64),
+    ) -> Result<Survived, BenchError> {
+        let Options { seed, fault_seconds, .. } = self.options;
+        let system = self.runs[index].system;
+        self.runs[index].settings.extend(campaign::settings(system));
+        let directory =
+            self.programs.as_ref().filter(|_| system.is_node()).map(Programs::directory);
+        if let Some(programs) = self.programs.as_ref().filter(|_| system.is_node()) {
+            self.versions.extend(programs.versions(system)?);
+        }
+        let length = Duration::from_secs(fault_seconds);
+        let survived =
+            campaign::run(system, seed + round as u64, length, directory, &mut watch).await?;
+        self.versions.insert("redis".to_owned(), survived.redis.clone());
+        Ok(survived)
     }
 
     fn note(&mut self, index: usize, role: &'static str, about: About) {

@@ -71,6 +71,28 @@ impl Programs {
         Ok(Self(directory.to_owned()))
     }
 
+    /// The directory of the programs.
+    pub(super) fn directory(&self) -> &Path {
+        &self.0
+    }
+
+    /// The versions of the packages that a system needs, and of Node.js.
+    pub(super) fn versions(&self, system: System) -> Result<BTreeMap<String, String>, BenchError> {
+        let queue = if system == System::Groupmq { "groupmq" } else { "bullmq" };
+        let mut versions = BTreeMap::new();
+        for name in [queue, "ioredis"] {
+            let file = self.0.join("node_modules").join(name).join("package.json");
+            let package: Value = serde_json::from_slice(&fs::read(file)?).unwrap_or_default();
+            let version = package["version"].as_str().unwrap_or("unknown");
+            versions.insert(name.to_owned(), version.to_owned());
+        }
+        let told = std::process::Command::new("node").arg("--version").output();
+        let told = told.map_err(BenchError::NoNode)?.stdout;
+        let told = String::from_utf8_lossy(&told).trim().trim_start_matches('v').to_owned();
+        versions.insert("node".to_owned(), told);
+        Ok(versions)
+    }
+
     /// A program that adds the events.
     pub(super) async fn add(
         &self,

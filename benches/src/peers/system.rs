@@ -38,6 +38,8 @@ pub(crate) enum Measure {
     Throughput,
     /// Waits of quiet tenants beside busy ones.
     Fairness,
+    /// What a campaign of faults does to the events. The workers are processes.
+    Faults,
 }
 
 impl System {
@@ -61,9 +63,11 @@ impl System {
     pub(super) fn concurrency(self, measure: Measure) -> usize {
         match (self, measure) {
             (Self::Fairlane | Self::Groupmq, Measure::Throughput) => WORKERS,
-            (Self::Fairlane | Self::Groupmq | Self::Xreadgroup, Measure::Fairness) => SLOTS,
-            // A second reader of the stream would overtake the first one.
-            (Self::Xreadgroup, Measure::Throughput)
+            (Self::Fairlane | Self::Groupmq | Self::Xreadgroup, Measure::Fairness)
+            | (Self::Fairlane | Self::Groupmq, Measure::Faults) => SLOTS,
+            // A second reader of the stream would overtake the first one. Under faults, each process
+            // has one.
+            (Self::Xreadgroup, Measure::Throughput | Measure::Faults)
             // Per queue, and thus per tenant in the second form.
             | (Self::Bullmq | Self::BullmqPerTenant, _) => 1,
         }
