@@ -2,11 +2,14 @@
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value, json};
 
-/// Runs `fairlane-bench` in a directory of its own.
+/// Runs `fairlane-bench` in a directory of its own. One at a time: a campaign uses the whole machine.
 fn bench(scenario: &str, arguments: &[&str]) -> Output {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = tempfile::tempdir().unwrap();
     let mut command = Command::new(Path::new(env!("CARGO_BIN_EXE_fairlane-bench")));
     command.arg(scenario).args(arguments).current_dir(directory.path());

@@ -72,7 +72,7 @@ pub(super) fn print_peers(json: bool, report: &peers::Report) -> Result<(), Comm
             );
         }
         if report.systems.iter().any(|line| line.faults.is_some()) {
-            let _ = writeln!(text, "{}", survival(report, &output));
+            let _ = writeln!(text, "{}", survival(report, output));
         }
         for line in &report.systems {
             let _ = writeln!(text, "{}: {}", line.system.name(), line.guarantees);
@@ -103,7 +103,7 @@ fn shown(figure: Option<Figure>, digits: usize) -> String {
 }
 
 /// What the systems made of the faults. A count that was not the same in every round has its range.
-fn survival(report: &peers::Report, output: &Output) -> String {
+fn survival(report: &peers::Report, output: Output) -> String {
     let ranged = |figure: Figure| {
         let Figure { median, low, high } = figure;
         if low < high {

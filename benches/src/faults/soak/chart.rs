@@ -1,5 +1,7 @@
 //! Draws what a soak measured: one panel per figure, all over the same time.
 
+#![expect(clippy::cast_precision_loss, reason = "places of points, and figures far below 2^52")]
+
 use std::fmt::Write as _;
 
 use super::Period;
@@ -35,12 +37,10 @@ pub(super) fn svg(periods: &[Period]) -> String {
     text
 }
 
-#[expect(clippy::cast_precision_loss, reason = "seconds of some days")]
 fn hours(seconds: u64) -> f64 {
     seconds as f64 / 3_600.0
 }
 
-#[expect(clippy::cast_precision_loss, reason = "figures far below 2^52")]
 fn panels(periods: &[Period]) -> Vec<Panel> {
     let of = |figure: &dyn Fn(&Period) -> f64| periods.iter().map(figure).collect::<Vec<f64>>();
     vec![

@@ -3,7 +3,7 @@
 //! Every worker appends a line to its history when a handling starts, and another one when it ends. A
 //! kill thus loses no record. The producer appends a line for each event that was acknowledged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use fairlane_testkit::history::{Checker, Outcome, Record};
@@ -166,10 +166,10 @@ impl Verdict {
     /// The order, and the acknowledged events that were not handled to the end.
     fn judge_events(&mut self, sent: &[Sent], handlings: &[Handling]) -> Vec<Place> {
         let mut checker = Checker::new();
-        let mut left: BTreeMap<Place, ()> = BTreeMap::new();
+        let mut left: BTreeSet<Place> = BTreeSet::new();
         for Sent { place, .. } in sent {
             checker.add(&Record::Sent { bot: &place.0.to_string(), event: place.1 });
-            left.insert(*place, ());
+            left.insert(*place);
         }
         for handling in handlings {
             if handling.has_ended {
@@ -188,7 +188,7 @@ impl Verdict {
             });
         }
         self.reordered = checker.report().reordered;
-        left.into_keys().collect()
+        left.into_iter().collect()
     }
 }
 

@@ -163,7 +163,7 @@ impl World {
                 let has_ended = worker.lock().await.child.try_wait()?.is_some();
                 if has_ended || Instant::now() >= until {
                     let what = if has_ended { "has ended" } else { "does not become ready" };
-                    return Err(self.failed(format!("worker {number} {what}"), number));
+                    return Err(self.failed(&format!("worker {number} {what}"), number));
                 }
                 sleep(Duration::from_millis(50)).await;
             }
@@ -171,7 +171,7 @@ impl World {
         Ok(())
     }
 
-    fn failed(&self, problem: String, number: u32) -> BenchError {
+    fn failed(&self, problem: &str, number: u32) -> BenchError {
         let log = self.directory.join(format!("{number}.log"));
         let said = std::fs::read_to_string(log).unwrap_or_default();
         let last = said.trim().lines().last().unwrap_or("it said nothing").to_owned();
