@@ -104,7 +104,7 @@ instructions: setup-instructions ## count instructions, and compare with the ref
 spec: setup-spec ## check the two hard rules of the protocol in all states of small systems; ARGS=--large
 	@bash .ci/spec $(ARGS)
 
-# Without MUTANTS all of them, in an hour or more. SCRIPT=all includes scripts that only tables test.
+# Without MUTANTS all of them, in some hours. SCRIPT=all includes scripts that only tables test.
 SCRIPT ?=
 MUTANTS ?=
 mutants: setup-build ## change the scripts, and see whether tests notice; SCRIPT=claim MUTANTS=50 SEED=1

@@ -193,6 +193,24 @@ fn a_copy_that_takes_leases_forgets_the_finishes_behind_its_clock_and_no_other()
     assert_eq!(left, ["ahead"]);
 }
 
+/// Redis lists a hash with long names in no order.
+#[test]
+fn recovery_makes_bots_ready_in_the_order_in_which_they_were_leased() {
+    let mut shard = Shard::new();
+    let bots: Vec<_> = (0..60).map(|n| bot(&format!("{n:080}"))).collect();
+    shard.enqueue(Offset::default(), Offset { ms: 1, seq: 1 }, &bots, "{}");
+    let claim = |shard: &mut Shard| -> Vec<String> {
+        let leases = shard.claim(NOW).leases;
+        leases.into_iter().map(|grant| grant.bot.as_str().to_owned()).collect()
+    };
+    let leased = claim(&mut shard);
+    assert_eq!(leased.len(), 60);
+    let keys = &shard.keys.clone();
+    let recover = Recover { keys, run: "another run", slice_us: SLICE_US };
+    assert_eq!(shard.call(NOW, &recover), Some(60));
+    assert_eq!(claim(&mut shard), leased);
+}
+
 #[test]
 fn a_claim_reaps_up_to_64_leases_and_forgets_up_to_1000_finishes() {
     let mut shard = Shard::new();

@@ -63,7 +63,7 @@ const OTHERS: &[(&str, &str)] = scripts![
 ];
 
 #[test]
-#[ignore = "takes an hour: make mutants"]
+#[ignore = "takes hours: make mutants"]
 fn tests_find_every_change_of_a_script() {
     let seed = number("FAIRLANE_MUTANTS_SEED").unwrap_or(1);
     let chosen = variable("FAIRLANE_MUTANTS_SCRIPT").filter(|name| !name.is_empty());
