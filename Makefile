@@ -10,7 +10,7 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-spec setup-deb demo test test-valkey fuzz screenshots samples bench isolation faults soak rolling peers instructions spec release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-spec setup-deb demo test test-valkey fuzz screenshots samples bench isolation faults soak rolling peers instructions spec mutants mutants-rust release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -104,6 +104,19 @@ instructions: setup-instructions ## count instructions, and compare with the ref
 
 spec: setup-spec ## check the two hard rules of the protocol in all states of small systems; ARGS=--large
 	@bash .ci/spec $(ARGS)
+
+# Without MUTANTS all of them, in some hours. SCRIPT=all includes scripts that only tables test.
+SCRIPT ?=
+MUTANTS ?=
+mutants: setup-build ## change the scripts, and see whether tests notice; SCRIPT=claim MUTANTS=50 SEED=1
+	FAIRLANE_MUTANTS=$(MUTANTS) FAIRLANE_MUTANTS_SCRIPT=$(SCRIPT) FAIRLANE_MUTANTS_SEED=$(SEED) \
+	  cargo test --locked --workspace --test it -- --ignored --exact --nocapture \
+	  model::mutants::tests_find_every_change_of_a_script
+
+# A mutant takes some minutes. SHARD=K/N takes one part of them.
+SHARD ?= 1/60
+mutants-rust: setup-build ## change the code in Rust, and see whether tests notice; SHARD=1/60 ARGS='--file src/pool'
+	@bash .ci/mutants $(SHARD) $(ARGS)
 
 release: | setup-build ## the program for production, in target/release
 	cargo build --release --locked --features nats,kafka

@@ -248,7 +248,7 @@ fn is_public(address: IpAddr) -> bool {
 fn is_public_v4(address: Ipv4Addr) -> bool {
     !matches!(
         address.octets(),
-        [0 | 10 | 127 | 224.., ..] // this network, private, loopback, multicast, reserved
+        [0 | 10 | 127 | 224..=255, ..] // this network, private, loopback, multicast, reserved
             | [100, 64..=127, ..] // shared by carriers
             | [169, 254, ..] // link-local, where clouds keep their metadata
             | [172, 16..=31, ..]
@@ -265,7 +265,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     let segments = address.segments();
     match segments {
         // Protocols (Teredo, ORCHID, benchmarks) and documentation.
-        [0x2001, ..=0x01ff | 0x0db8, ..] | [0x3fff, ..=0x0fff, ..] => false,
+        [0x2001, 0..=0x01ff | 0x0db8, ..] | [0x3fff, 0..=0x0fff, ..] => false,
         // 6to4: packets go to the embedded IPv4 address.
         [0x2002, high, low, ..] => is_public_v4(join(high, low)),
         // The only range that IANA has allocated to public addresses.

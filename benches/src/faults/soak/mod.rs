@@ -437,7 +437,8 @@ mod tests {
             .collect();
         let samples = [sample(0, 0, 10), sample(2_000_000, 0, 30)];
         let halves = periods(&delays, &samples, 0, 2);
-        assert_eq!((halves[0].p50_ms, halves[1].p50_ms, halves[1].p99_ms), (1.0, 9.0, 9.0));
+        let shown = halves.iter().map(|half| format!("{} {}", half.p50_ms, half.p99_ms));
+        assert_eq!(shown.collect::<Vec<_>>(), ["1 1", "9 9"]);
         assert_eq!((halves[0].events_per_s, halves[0].used.process.memory_mb), (100, 10));
     }
 }

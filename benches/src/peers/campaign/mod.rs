@@ -202,13 +202,11 @@ async fn survive(
         Ok((Instant::now(), now_us()))
     };
     let both = async { tokio::try_join!(faults, feeding) };
-    match timeout_at(started + length + ADDS, both).await {
-        Ok(ended) => Ok(ended?.0),
-        Err(_) => {
-            let problem = format!("its producer gets no acknowledgement for {ADDS:?}");
-            Err(BenchError::Peer { system: world.system.name(), problem })
-        }
+    if let Ok(ended) = timeout_at(started + length + ADDS, both).await {
+        return Ok(ended?.0);
     }
+    let problem = format!("its producer gets no acknowledgement for {ADDS:?}");
+    Err(BenchError::Peer { system: world.system.name(), problem })
 }
 
 /// Starts the producer of Node.js. Returns when it begins to add events.

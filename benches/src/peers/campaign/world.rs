@@ -255,9 +255,8 @@ impl World {
 
     /// The numbers of all processes so far.
     pub(super) async fn numbers(&self) -> Vec<u32> {
-        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut numbers: Vec<u32> = ends.keys().copied().collect();
-        drop(ends);
+        let mut numbers: Vec<u32> =
+            self.ends.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect();
         for worker in &self.workers {
             numbers.push(worker.lock().await.number);
         }

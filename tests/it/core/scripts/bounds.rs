@@ -1,8 +1,10 @@
 //! Bounds, and numbers at the ends of their ranges.
 
 use fairlane::id::Offset;
+use fairlane::quotas::NO_QUOTAS;
 use fairlane::redis::scripts::{
-    Claim, Completion, Enqueued, Limits, Mode, Purge, Queued, Recover, Redrive, Revoke, Verdict,
+    Claim, Completion, Enqueue, Enqueued, Limits, Mode, Purge, Queued, Recover, Redrive, Revoke,
+    Span, Take, Verdict,
 };
 use redis::Commands;
 
@@ -162,6 +164,51 @@ fn an_exception_that_is_not_among_the_events_changes_nothing() {
     }
     assert_eq!((shard.events("a").len(), shard.letters().len()), (2, 0));
     assert_eq!(shard.complete(NOW, 9, &[release]).verdicts, [Verdict::Ok]);
+}
+
+#[test]
+fn a_copy_that_takes_leases_forgets_the_finishes_behind_its_clock_and_no_other() {
+    let mut shard = Shard::new();
+    let keys = &shard.keys.clone();
+    for (finished, finish) in [("old", 100), ("at the clock", 200), ("ahead", 201)] {
+        let () = shard.harness.plain().zadd(keys.finishes(), finished, finish).unwrap();
+    }
+    let call = Enqueue {
+        keys,
+        spans: vec![Span {
+            log: "events",
+            prev: Offset::default(),
+            last: Offset { ms: 1, seq: 1 },
+        }],
+        repeats: None,
+        limits: LIMITS,
+        quotas: &NO_QUOTAS,
+        bots: vec![(bot("a"), vec![b"{}".as_slice()])],
+        postings: None,
+        take: Take { max: 1, ttl_ms: TTL_MS, seen: 200 },
+    };
+    let Enqueued::Ok(_, taken) = shard.call(NOW, &call) else { panic!("it is copied") };
+    assert_eq!((taken.leases.len(), taken.leases[0].start), (1, 200));
+    let left: Vec<String> = shard.harness.plain().zrange(keys.finishes(), 0, -1).unwrap();
+    assert_eq!(left, ["ahead"]);
+}
+
+/// Redis lists a hash with long names in no order.
+#[test]
+fn recovery_makes_bots_ready_in_the_order_in_which_they_were_leased() {
+    let mut shard = Shard::new();
+    let bots: Vec<_> = (0..60).map(|n| bot(&format!("{n:080}"))).collect();
+    shard.enqueue(Offset::default(), Offset { ms: 1, seq: 1 }, &bots, "{}");
+    let claim = |shard: &mut Shard| -> Vec<String> {
+        let leases = shard.claim(NOW).leases;
+        leases.into_iter().map(|grant| grant.bot.as_str().to_owned()).collect()
+    };
+    let leased = claim(&mut shard);
+    assert_eq!(leased.len(), 60);
+    let keys = &shard.keys.clone();
+    let recover = Recover { keys, run: "another run", slice_us: SLICE_US };
+    assert_eq!(shard.call(NOW, &recover), Some(60));
+    assert_eq!(claim(&mut shard), leased);
 }
 
 #[test]

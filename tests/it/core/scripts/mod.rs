@@ -8,6 +8,7 @@ mod hygiene;
 mod lanes;
 mod limits;
 mod notifications;
+mod quotas;
 mod servers;
 mod views;
 

@@ -239,6 +239,16 @@ fn a_completion_lowers_the_unflushed_views_and_a_repeated_one_changes_nothing() 
 }
 
 #[test]
+fn a_completion_of_one_event_lowers_the_unflushed_views_too() {
+    let mut counters = Counters::new();
+    counters.upsert("x", 2, Some((0, 0)));
+    counters.view("x", 3);
+    let claimed = counters.claim();
+    counters.complete(&claimed, 1, Mode::Release, &[("x", 2, 0)]);
+    assert_eq!(counters.unflushed(), BTreeMap::from([("vx".to_owned(), 3)]));
+}
+
+#[test]
 fn an_emptied_queue_leaves_no_book_but_the_cache() {
     let mut counters = Counters::new();
     counters.upsert("x", 2, Some((0, 0)));

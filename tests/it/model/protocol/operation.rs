@@ -197,13 +197,20 @@ fn limits() -> impl Strategy<Value = Limits> {
     let linger_ms = prop_oneof![3 => Just(0_i64), 1 => Just(20_i64)];
     let bytes = || prop_oneof![3 => Just(0_u64), 1 => 10..90_u64];
     let few = || prop_oneof![3 => Just(0_u64), 1 => 1..4_u64];
-    let quotas = (bytes(), (few(), bytes()), (few(), bytes()));
+    // A delayed event has 3 to 7 bytes, and 11 more as a record.
+    let few_bytes = prop_oneof![1 => Just(0_u64), 1 => 3..20_u64];
+    let quotas = (bytes(), (few(), few_bytes), (few(), bytes()));
     (max_queue, any::<bool>(), 0..6_usize, linger_ms, quotas).prop_map(
         |(max_queue, overflow_dead, dead_max, linger_ms, quotas)| {
             let (queued_bytes, delayed, letters) = quotas;
             Limits { max_queue, overflow_dead, dead_max, linger_ms, queued_bytes, delayed, letters }
         },
     )
+}
+
+/// The settings at the start of a case: in half of the cases, there are quotas from the start.
+pub(super) fn first_limits() -> impl Strategy<Value = Limits> {
+    prop_oneof![Just(Limits { dead_max: 4, ..Limits::default() }), limits()]
 }
 
 fn enqueue() -> impl Strategy<Value = Operation> {
@@ -223,7 +230,7 @@ fn enqueue() -> impl Strategy<Value = Operation> {
     let bots = (bots, prop::collection::vec(1..6_u8, 0..=usize::from(BOTS)))
         .prop_map(|(bots, counts)| bots.into_iter().zip(counts).collect());
     let max = prop_oneof![2 => Just(0_usize), 3 => 1..5_usize];
-    let take = (max, prop_oneof![Just(30_i64), Just(3_000)], seen());
+    let take = (max, prop_oneof![Just(30_i64), Just(3_000)], seen(0.4));
     let place = prop_oneof![3 => 0..4_usize, 1 => 0..60_usize];
     let repeats = prop_oneof![
         2 => Just(Vec::new()),
@@ -239,12 +246,15 @@ fn enqueue() -> impl Strategy<Value = Operation> {
 
 /// The window of a case. Zero: repetitions are copied.
 pub(super) fn window_ms() -> impl Strategy<Value = i64> {
-    prop_oneof![2 => Just(0_i64), 3 => Just(30), 1 => Just(500), 2 => Just(3_000)]
+    prop_oneof![2 => Just(0_i64), 1 => Just(1), 3 => Just(30), 1 => Just(500), 2 => Just(3_000)]
 }
 
 /// How far the caller's knowledge of the clock is ahead of the shard's.
-fn seen() -> impl Strategy<Value = Option<i64>> {
-    prop::option::weighted(0.2, prop_oneof![Just(-1_i64), Just(1), Just(9_999), 0..120_000_i64])
+fn seen(probability: f64) -> impl Strategy<Value = Option<i64>> {
+    prop::option::weighted(
+        probability,
+        prop_oneof![Just(-1_i64), Just(1), Just(9_999), 0..120_000_i64],
+    )
 }
 
 fn claim() -> impl Strategy<Value = Operation> {
@@ -255,7 +265,7 @@ fn claim() -> impl Strategy<Value = Operation> {
         2 => (-60_000..60_000_i64).prop_map(Bound::Clock),
     ];
     let ttl = prop_oneof![Just(30_i64), Just(3_000)];
-    (max, bound, seen(), ttl, 1..4_u32, any::<bool>()).prop_map(
+    (max, bound, seen(0.2), ttl, 1..4_u32, any::<bool>()).prop_map(
         |(max, bound, seen, ttl_ms, batch, alone)| Operation::Claim {
             max,
             bound,
@@ -359,7 +369,7 @@ pub(super) fn any_operation() -> BoxedStrategy<Operation> {
         6 => enqueue(),
         3 => (bot(), 1..4_u8, key())
             .prop_map(|(bot, events, key)| Operation::Push { bot, events, key }),
-        1 => (bot(), millis(), key())
+        2 => (bot(), millis(), key())
             .prop_map(|(bot, after_ms, key)| Operation::Delay { bot, after_ms, key }),
         1 => (0..KEYS).prop_map(|key| Operation::Forget { key }),
         9 => claim(),
@@ -400,7 +410,7 @@ pub(super) fn any_operation_with_lanes() -> BoxedStrategy<Operation> {
         8 => any_operation(),
         1 => claim(),
         2 => prop::collection::vec(ending(), 1..4).prop_map(Operation::Complete),
-        1 => operator(),
+        2 => operator(),
     ]
     .boxed()
 }

@@ -9,7 +9,7 @@ use proptest_state_machine::ReferenceStateMachine;
 use super::copier::{Copied, Copier, Copy};
 use super::operation::{
     Bound, Counting, Ending, Operation, What, again_or, any_operation, any_operation_with_lanes,
-    any_operation_with_names, window_ms,
+    any_operation_with_names, first_limits, window_ms,
 };
 use super::published::published;
 use crate::model::state_machine::{
@@ -123,10 +123,8 @@ impl ReferenceStateMachine for Reference {
     type Transition = Operation;
 
     fn init_state() -> BoxedStrategy<ReferenceState> {
-        let limits = Limits { dead_max: 4, ..Limits::default() };
-        let server = Server { limits, ..Server::new(SLICE_US) };
         let state = ReferenceState {
-            server,
+            server: Server::new(SLICE_US),
             step: None,
             now_us: START_US,
             held: Vec::new(),
@@ -136,10 +134,11 @@ impl ReferenceStateMachine for Reference {
             copier: Copier::default(),
             saved: None,
         };
-        (any::<bool>(), window_ms())
-            .prop_map(move |(has_lanes, window_ms)| {
+        (any::<bool>(), window_ms(), first_limits())
+            .prop_map(move |(has_lanes, window_ms, limits)| {
+                let server = Server { limits, ..state.server.clone() };
                 let copier = Copier::new(window_ms);
-                ReferenceState { has_lanes, copier, ..state.clone() }
+                ReferenceState { server, has_lanes, copier, ..state.clone() }
             })
             .boxed()
     }

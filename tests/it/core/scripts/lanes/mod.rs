@@ -120,6 +120,18 @@ fn a_lane_that_fails_leaves_the_queue_counts_as_queued_and_comes_back_when_it_is
     assert!(shard.claim(LATER + 60_000_000).leases.is_empty());
 }
 
+/// A version that did not count may have left a wrong number.
+#[test]
+fn a_wrong_count_ends_with_the_last_lane() {
+    let mut shard = Shard::with_lane();
+    let key = shard.keys.held().to_owned();
+    let () = shard.harness.plain().hset_multiple(key, &[("qb", 999), ("ab", 99)]).unwrap();
+    let claimed = shard.claim(LATER);
+    let all = of_list(&claimed, 2, Aside::default(), 0);
+    assert_eq!(shard.complete_one(LATER, &all), Verdict::Ok);
+    assert_eq!(shard.keys_left(), Vec::<String>::new());
+}
+
 #[test]
 fn events_of_a_lane_that_is_set_aside_follow_it_while_others_go_on() {
     let mut shard = Shard::with_lane();

@@ -1,0 +1,124 @@
+//! Runs tests on a mutant, in a process of their own: this test binary with other scripts.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::changes::Change;
+use crate::support::script_harness::CHANGED;
+use crate::support::wait::holds_within;
+
+/// A quarter of the cases of the model. The unchanged scripts meet all situations that it requires.
+const CASES: u32 = 128;
+/// A test that does not end in this time has found the mutant. A quiet machine needs half
+/// a minute.
+const TIMEOUT: Duration = Duration::from_secs(600);
+
+const MODEL: &[&str] = &["--exact", "model::protocol::the_scripts_behave_like_the_model"];
+/// The others run scripts as the product loads them.
+const TABLES: &[&str] = &["core::scripts::", "--skip", "::costs::", "--skip", "::servers::"];
+/// Most of the time goes to the caps of notifications, which the scripts of the model know nothing of.
+const TABLES_OF_QUEUES: &[&str] = &["--skip", "::throttle::"];
+
+/// Who found a mutant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Model,
+    /// The first of the tests.
+    Table(String),
+    Survived,
+}
+
+impl Verdict {
+    pub(super) fn is_by_model(&self) -> bool {
+        *self == Self::Model
+    }
+
+    pub(super) fn is_by_table(&self) -> bool {
+        matches!(self, Self::Table(_))
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Model => f.write_str("found"),
+            Self::Table(test) => write!(f, "found by {test}"),
+            Self::Survived => f.write_str("SURVIVED"),
+        }
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "lua/{}.lua:{} {}", self.script, self.line, self.what)
+    }
+}
+
+pub(super) struct Run {
+    seed: u64,
+}
+
+impl Run {
+    pub(super) fn new(seed: u64) -> Self {
+        Self { seed }
+    }
+
+    /// What fails without a change, and how many seconds the tests take.
+    pub(super) fn unchanged(&self) -> (Option<String>, u64) {
+        let begin = Instant::now();
+        let directory = tempfile::tempdir().unwrap();
+        let failed = self.failed(MODEL, &directory).or_else(|| self.failed(TABLES, &directory));
+        (failed, begin.elapsed().as_secs())
+    }
+
+    pub(super) fn judge(&self, change: &Change, modelled: bool) -> Verdict {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join(format!("{}.lua", change.script)), &change.code).unwrap();
+        if modelled && self.failed(MODEL, &directory).is_some() {
+            return Verdict::Model;
+        }
+        let tables = [TABLES, if modelled { TABLES_OF_QUEUES } else { &[] }].concat();
+        self.failed(&tables, &directory).map_or(Verdict::Survived, Verdict::Table)
+    }
+
+    /// The first of these tests that fails, if one does.
+    fn failed(&self, tests: &[&str], scripts: &TempDir) -> Option<String> {
+        let output = scripts.path().join("output");
+        let file = File::create(&output).unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(tests)
+            .env(CHANGED, scripts.path())
+            .env("PROPTEST_RNG_SEED", self.seed.to_string())
+            .env("PROPTEST_CASES", CASES.to_string())
+            .env("PROPTEST_MAX_SHRINK_ITERS", "0")
+            .stdin(Stdio::null())
+            .stderr(file.try_clone().unwrap())
+            .stdout(file)
+            // With its servers.
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let mut status = None;
+        holds_within(TIMEOUT, || {
+            status = child.try_wait().unwrap();
+            status.is_some()
+        });
+        let Some(status) = status else {
+            let group = format!("-{}", child.id());
+            let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
+            child.wait().unwrap();
+            return Some("no end".to_owned());
+        };
+        if status.success() {
+            return None;
+        }
+        let text = fs::read_to_string(&output).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_suffix(" ... FAILED"));
+        Some(line.map_or(text.as_str(), |line| line.trim_start_matches("test ")).to_owned())
+    }
+}
