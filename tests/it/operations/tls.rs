@@ -113,10 +113,9 @@ async fn sentinels_that_speak_tls_and_ask_for_a_password_name_a_redis_that_does_
     server.ask(&["ACL", "SETUSER", "worker", "on", ">of-redis", "~*", "&*", "+@all"]).await;
     let own =
         ["--port 0", "--tls-port {port}", "--tls-replication yes", "--requirepass of-sentinel"];
-    let mut settings = own.map(str::to_owned).to_vec();
-    settings.extend(arguments(&papers, "no").chunks(2).map(|pair| pair.join(" ")));
-    let settings: String =
-        settings.iter().map(|line| format!("{}\n", line.trim_start_matches("--"))).collect();
+    let mut lines = own.map(str::to_owned).to_vec();
+    lines.extend(arguments(&papers, "no").chunks(2).map(|pair| pair.join(" ")));
+    let settings = lines.join("\n").replace("--", "") + "\n";
     let sentinel = Sentinel::start_with(server.tls_port(), &settings);
     let ca = papers.file("ca");
     let with = |user: &str, more: &str| {

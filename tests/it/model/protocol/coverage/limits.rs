@@ -25,7 +25,7 @@ impl Coverage {
                     "queued_bytes" => "a push is refused: queued_bytes",
                     "delayed_events" => "a delayed event is refused: delayed_events",
                     _ => "a delayed event is refused: delayed_bytes",
-                })
+                });
             }
             (Action::Push { .. }, ScriptReply::Pushed(pushed)) if pushed.duplicate => {
                 self.add("an idempotency key is repeated");
@@ -34,10 +34,10 @@ impl Coverage {
             (Action::Enqueue(_), ScriptReply::Enqueued(Enqueued::Stored(queued, _), ..)) => {
                 self.note_queued(*queued);
             }
-            (Action::Claim(_), ScriptReply::Claimed(claimed, _)) => {
-                if is_between_finishes(before, claimed.v) {
-                    self.add("a claim finds finishes behind and ahead of its clock");
-                }
+            (Action::Claim(_), ScriptReply::Claimed(claimed, _))
+                if is_between_finishes(before, claimed.v) =>
+            {
+                self.add("a claim finds finishes behind and ahead of its clock");
             }
             _ => {}
         }
