@@ -7,7 +7,7 @@ use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -179,6 +179,16 @@ impl RedisServer {
             self.ask(&["INFO", "replication"]).await.contains("master_link_status:up")
         })
         .await;
+    }
+
+    /// Copies its append-only files into a new directory, to be looked at later.
+    pub fn keep_data(&self, to: &Path) {
+        let aof = self.aof();
+        let files = aof.parent().into_iter().flat_map(|from| fs::read_dir(from).unwrap());
+        fs::create_dir_all(to).unwrap();
+        for file in files.map(Result::unwrap) {
+            fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        }
     }
 
     /// Sends a command. Returns its answer as text.

@@ -121,6 +121,8 @@ pub(crate) struct Load {
     pub(crate) pace: AtomicU32,
     /// The number of the load, in the ids of its events. A soak starts one each day.
     pub(crate) day: AtomicU32,
+    /// When events ceased to fail on purpose, see [`now_us`].
+    pub(crate) cured: AtomicU64,
     acknowledged: Mutex<Acknowledged>,
     /// Repeated requests.
     pub(crate) repeated: AtomicU64,
@@ -134,6 +136,7 @@ impl Load {
             ending: AtomicBool::new(false),
             pace: AtomicU32::new(100),
             day: AtomicU32::new(0),
+            cured: AtomicU64::new(u64::MAX),
             acknowledged: Mutex::default(),
             repeated: AtomicU64::new(0),
         }
@@ -340,10 +343,11 @@ impl Load {
         self.until(&known, &Request::json("POST", path, &json!({}))).await;
     }
 
-    /// Puts all dead letters back into their queues. Returns how many.
+    /// Puts all dead letters back into their queues. Returns how many. Rules have some too: an action that
+    /// a full Redis refuses counts as an attempt.
     pub(crate) async fn redrive(&self) -> u64 {
         let mut redriven = 0;
-        for (name, ..) in PIPELINES {
+        for name in PIPELINES.iter().map(|(name, ..)| *name).chain(["automations"]) {
             let path = format!("/v1/pipelines/{name}/dead/redrive");
             let answer = self.until(&[200], &Request::json("POST", &path, &json!({}))).await;
             redriven += json(&answer)["redriven"].as_u64().unwrap_or_default();

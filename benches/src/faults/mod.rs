@@ -40,6 +40,7 @@ pub(crate) use self::plan::Fault;
 use self::plan::Planned;
 pub(crate) use self::verdict::Pipeline;
 use self::watch::{FirstDone, Recovery, Resources};
+use self::worker::now_us;
 use self::world::World;
 use crate::error::BenchError;
 
@@ -306,9 +307,11 @@ async fn settle(
     if ending.await.is_err() {
         broken.push(format!("a request gets no acknowledgement for {ENDS:?}"));
     }
+    load.cured.store(now_us(), Ordering::Relaxed);
     fs::write(load.world.directory.join("cured"), "")?;
     let (redriven, drained) = drain::drain(load, watch).await?;
     if let Err(left) = drained {
+        load.world.redis.lock().await.primary.keep_data(&load.world.directory.join("redis"));
         broken.push(format!("not everything is handled after the load: {left}"));
     }
     Ok((redriven, broken))
@@ -327,8 +330,9 @@ async fn judge(
     fs::write(directory.join("sent.tsv"), watch::sent_lines(&acknowledged.sent))?;
     fs::write(directory.join("faults.tsv"), watch::fault_lines(faults))?;
     let mut first_done = FirstDone::default();
+    let history = (directory, load.cured.load(Ordering::Relaxed));
     report.pipelines =
-        verdict::pipelines(directory, &acknowledged.sent, &mut first_done, &mut report.violations)?;
+        verdict::pipelines(history, &acknowledged.sent, &mut first_done, &mut report.violations)?;
     report.recoveries = first_done.recoveries(&acknowledged.sent, faults);
     let clocks = faults.iter().any(|fault| fault.planned.fault == Fault::ClockStepped);
     let called = std::mem::take(&mut *load.hooks.notified.lock().expect("no task panicked"));

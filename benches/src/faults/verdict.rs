@@ -17,6 +17,15 @@ use crate::error::BenchError;
 /// A window of the rate of a bot, µs.
 const WINDOW_US: u64 = 10_000_000;
 
+/// The failures of an event that became a dead letter.
+#[derive(Clone, Copy)]
+struct Died {
+    first: u64,
+    last: u64,
+    /// The newest one.
+    fence: u64,
+}
+
 /// What was found of one pipeline.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Pipeline {
@@ -51,9 +60,9 @@ impl Pipeline {
     }
 }
 
-/// Reads all histories.
+/// Reads all histories in a directory. `cured`: when events ceased to fail on purpose.
 pub(crate) fn pipelines(
-    directory: &Path,
+    (directory, cured): (&Path, u64),
     sent: &[Sent],
     first_done: &mut FirstDone,
     violations: &mut Vec<String>,
@@ -64,12 +73,14 @@ pub(crate) fn pipelines(
         for event in sent.iter().filter(|event| usize::from(event.pipeline) == place) {
             checker.add(&Record::Sent { bot: &event.lane(), event: event.event });
         }
-        // Events that fail until the end become dead letters, and bots go on. Nobody tells when: the
-        // completion that did it may have no reply. It was after the last failure.
+        // Events that fail on purpose become dead letters, and bots go on. It is not known when: the
+        // completion that did it may have no reply. The last failure is taken for it, and the first one
+        // for its request, so that no lease in between makes it stale. When they are put back later,
+        // they may fail for another reason, which does not count.
         let poison =
             sent.iter().filter(|event| usize::from(event.pipeline) == place && event.poison);
         let poison: BTreeSet<_> = poison.map(|event| (event.lane(), event.event)).collect();
-        let mut died: BTreeMap<(String, u32), (u64, u64)> = BTreeMap::new();
+        let mut died: BTreeMap<(String, u32), Died> = BTreeMap::new();
         let mut handled: BTreeMap<String, Vec<u64>> = BTreeMap::new();
         for file in histories(directory, pipeline)? {
             let bytes = fs::read(&file)?;
@@ -86,9 +97,11 @@ pub(crate) fn pipelines(
                 } = record
                 {
                     let failed = (bot.to_owned(), event);
-                    if poison.contains(&failed) {
-                        let last = died.entry(failed).or_default();
-                        *last = (*last).max((ended, fence));
+                    if ended <= cured && poison.contains(&failed) {
+                        let first = Died { first: ended, last: ended, fence };
+                        let died = died.entry(failed).or_insert(first);
+                        died.first = died.first.min(ended);
+                        (died.last, died.fence) = (died.last.max(ended), died.fence.max(fence));
                     }
                 }
                 if pipeline == "limited"
@@ -98,9 +111,9 @@ pub(crate) fn pipelines(
                 }
             }
         }
-        for ((bot, event), (at, fence)) in &died {
-            let (events, fence, at) = (Cow::Owned(vec![*event]), *fence, *at);
-            checker.add(&Record::Committed { bot, events, fence, asked: at, at, process: 0 });
+        for ((bot, event), &Died { first: asked, last: at, fence }) in &died {
+            let events = Cow::Owned(vec![*event]);
+            checker.add(&Record::Committed { bot, events, fence, asked, at, process: 0 });
         }
         too_fast(&handled, violations);
         all.push(judged(pipeline, &checker.report(), violations));

@@ -292,7 +292,8 @@ impl Soak {
             (std::mem::take(&mut all.sent), std::mem::take(&mut all.notifications))
         };
         let mut done = FirstDone::default();
-        let pipelines = verdict::pipelines(directory, &sent, &mut done, &mut report.violations)?;
+        let of_day = (directory, load.cured.load(Ordering::Relaxed));
+        let pipelines = verdict::pipelines(of_day, &sent, &mut done, &mut report.violations)?;
         if report.pipelines.is_empty() {
             report.pipelines = pipelines;
         } else {
