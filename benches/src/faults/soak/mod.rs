@@ -185,8 +185,8 @@ async fn run_in(
     let started = now_us();
     for day in 0..soak.options.days {
         watch("days", u64::from(day) + 1);
-        soak.day(day).await?;
-        soak.night(watch).await?;
+        let loads = soak.day(day).await?;
+        soak.night(loads, watch).await?;
         soak.judge_day(directory).await?;
     }
     soak.judge_all(directory, started)?;
@@ -204,13 +204,13 @@ fn pace(of_day: f64) -> u32 {
 }
 
 impl Soak {
-    /// Load, restarts and samples until the night.
-    async fn day(&mut self, day: u32) -> Result<(), BenchError> {
+    /// Load, restarts and samples until the night. Returns the load, which goes on until then.
+    async fn day(&mut self, day: u32) -> Result<JoinSet<()>, BenchError> {
         let load = Arc::clone(&self.load);
         let _ = fs::remove_file(load.world.directory.join("cured"));
         load.day.store(day, Ordering::Relaxed);
         load.ending.store(false, Ordering::Relaxed);
-        let mut loads = start_load(&load, self.options.rate, self.options.seed ^ u64::from(day));
+        let loads = start_load(&load, self.options.rate, self.options.seed ^ u64::from(day));
         let lasts = Duration::from_secs(self.options.seconds) / self.options.days.max(1);
         let (started, mut sampled) = (Instant::now(), None::<Instant>);
         // Each process but the first is restarted once. At noon the first one reloads.
@@ -230,9 +230,7 @@ impl Soak {
             }
             sleep(TICK).await;
         }
-        load.ending.store(true, Ordering::Relaxed);
-        while loads.join_next().await.is_some() {}
-        Ok(())
+        Ok(loads)
     }
 
     /// Reloads the first process, or restarts one of the others.
@@ -273,10 +271,14 @@ impl Soak {
     }
 
     /// Waits until everything of the day has had its effect.
-    async fn night(&mut self, watch: &impl Fn(&'static str, u64)) -> Result<(), BenchError> {
+    async fn night(
+        &mut self,
+        mut loads: JoinSet<()>,
+        watch: &impl Fn(&'static str, u64),
+    ) -> Result<(), BenchError> {
         let started = Instant::now();
         self.load.world.ready().await?;
-        let (redriven, broken) = settle(&self.load, &mut JoinSet::new(), watch).await?;
+        let (redriven, broken) = settle(&self.load, &mut loads, watch).await?;
         self.report.dead_letters_redriven += redriven;
         self.report.violations.extend(broken);
         let took = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
