@@ -27,7 +27,7 @@ for first = 1, #leased, 64 do
     bots[#bots + 1] = leased[i]
   end
   revoke(bots, v)
-  join(at_rest(bots), v, slice)
+  join(at_rest(bots), v, slice, false, first - 1)
 end
 call('HSET', META, 'run', ARGV[1])
 return #leased

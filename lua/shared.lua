@@ -242,8 +242,8 @@ end
 -- keeps its position. A bot whose last finish is at most one slice ahead of the clock `v` joins the
 -- quiet class, before every busy bot, and first come first served in real time over all shards. Any
 -- other bot joins at its last finish, so that draining and returning gives no advantage. `still`: no bot
--- of the shard is ready or has a last finish.
-local function join(bots, v, slice, still)
+-- of the shard is ready or has a last finish. `before_them`: how many bots the same call put in before.
+local function join(bots, v, slice, still, before_them)
   if #bots == 0 then
     return
   end
@@ -254,7 +254,7 @@ local function join(bots, v, slice, still)
     local finish = tonumber(finishes[i] or 0)
     local score = finish
     if finish <= v + slice then
-      score = now_us() - QUIET + i
+      score = now_us() - QUIET + (before_them or 0) + i
     end
     scores[#scores + 1] = score
     scores[#scores + 1] = bot

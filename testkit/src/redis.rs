@@ -166,8 +166,9 @@ impl RedisServer {
         );
         replica.in_step().await;
         // The primary counts it only after its first report, which comes within a second.
+        let counted = format!("port={},state=online", replica.tcp_addr().port());
         eventually(Duration::from_secs(30), "the primary counts the replica", async || {
-            self.ask(&["INFO", "replication"]).await.contains("state=online")
+            self.ask(&["INFO", "replication"]).await.contains(&counted)
         })
         .await;
         replica
