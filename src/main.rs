@@ -2,10 +2,14 @@
 //! exit code.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser as _;
 use fairlane::cli::{Cli, CliError, Exit};
 use fairlane::telemetry;
+
+/// How long the threads that wait for the operating system may take to end.
+const LAST_THREADS: Duration = Duration::from_secs(1);
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -36,7 +40,10 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> anyhow::Result<()> {
     telemetry::init(cli.log_format(), cli.log_level()).map_err(CliError::from)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    Ok(runtime.block_on(cli.run())?)
+    let ended = runtime.block_on(cli.run());
+    // A lookup of a name in a resolver that hangs keeps its thread, and must not keep the process.
+    runtime.shutdown_timeout(LAST_THREADS);
+    Ok(ended?)
 }
 
 fn code(exit: Exit) -> ExitCode {

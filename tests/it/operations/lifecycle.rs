@@ -9,6 +9,7 @@ use crate::support::bus::event;
 use crate::support::config::config;
 use crate::support::fleet::{Fleet, metrics_address};
 use crate::support::http::{self, Client, Response, metric};
+use crate::support::mongo::{self, MongoServer};
 use crate::support::proxy::{Proxy, ProxyMode};
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::Served;
@@ -192,4 +193,51 @@ async fn without_a_shutdown_delay_it_is_not_ready_before_connections_are_refused
     // The process may have answered once before it saw the signal.
     codes.retain(|code| *code != 200);
     assert_eq!(codes, [503, 0]);
+}
+
+/// The supervisors of the documentation kill a process that runs longer.
+#[tokio::test]
+async fn with_stores_that_hang_it_ends_within_5_s_after_the_grace_period() {
+    const GRACE: Duration = Duration::from_secs(2);
+    let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    let mongo = MongoServer::start(mongo::Options::default());
+    let url = format!("{:?}", mongo.url());
+    let settings = [
+        ("mongodb.url", &*url),
+        ("pipelines.test.handler", "\"log\""),
+        ("pipelines.test.handler_timeout", "\"1s\""),
+        ("pipelines.automations.enabled", "true"),
+        ("pipelines.automations.handler_timeout", "\"1s\""),
+        ("pipelines.notifications.enabled", "true"),
+        ("pipelines.notifications.handler_timeout", "\"1s\""),
+        ("shutdown_grace", "\"2s\""),
+    ];
+    let mut process = Served::start(&config(&server, "test", &settings)).await;
+    let client = Client::new(&process.http());
+    eventually(LONG, "both stores are used", async || {
+        let view = client.post("/v1/bots/bot-1/counters/ad/views").await.code;
+        let event = client.publish("application/cloudevents+json", event("bot-1", "e", 1)).await;
+        (view, event.code) == (200, 202)
+    })
+    .await;
+    // Requests that wait for the stores when the signal comes.
+    server.sigstop();
+    mongo.sigstop();
+    let mut waiting = tokio::task::JoinSet::new();
+    for path in ["/v1/bots/bot-1/counters/ad/views", "/v1/bots/bot-2/counters/ad/views"] {
+        let client = client.clone();
+        waiting.spawn(async move { client.post(path).await });
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let stalls = Stalls::watch();
+    let signalled = Instant::now();
+    process.sigterm();
+    let status = process.wait_exit(LONG);
+    let (took, stall) = (signalled.elapsed(), stalls.longest());
+    assert!(status.is_some(), "it still runs: {}", process.log());
+    assert!(
+        took < GRACE + Duration::from_secs(5) + stall,
+        "it ended after {took:?}, and the machine stood still for {stall:?}: {}",
+        process.log()
+    );
 }
