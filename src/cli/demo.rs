@@ -13,6 +13,9 @@ Examples:
   fairlane demo
   fairlane demo --bots 1000 --rate 20000 --seconds 60";
 
+/// The last events may take this long after the last one was sent.
+const KEPT_UP_S: f64 = 2.0;
+
 /// Arguments of `fairlane demo`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -21,7 +24,7 @@ pub struct DemoArgs {
     #[arg(long, value_name = "N", default_value = "5000")]
     pub bots: NonZeroU32,
     /// Events published per second.
-    #[arg(long, value_name = "EVENTS_PER_S", default_value = "5000")]
+    #[arg(long, value_name = "EVENTS_PER_S", default_value = "2000")]
     pub rate: NonZeroU32,
     /// Duration.
     #[arg(long, value_name = "S", default_value = "20")]
@@ -41,6 +44,7 @@ pub(super) async fn demo(args: DemoArgs) -> Result<(), CliError> {
          and no busy bot delays a quiet one. One slice in a hundred fails and is tried again.\n",
         options.seconds, options.bots, options.rate
     ));
+    let (rate, seconds) = (options.rate, f64::from(args.seconds.get()));
     let terminal = io::stdout().is_terminal();
     let mut drawn = 0;
     let started = |at: &Addresses| {
@@ -64,6 +68,9 @@ pub(super) async fn demo(args: DemoArgs) -> Result<(), CliError> {
     };
     let summary = Box::pin(demo::run(options, started, show)).await?;
     say(&format!("\n{}", in_words(&summary)));
+    if summary.seconds > seconds + KEPT_UP_S {
+        say(&format!("\n{}", too_fast(rate)));
+    }
     if summary.lost + summary.reordered > 0 {
         return Err(CliError::Faults { lost: summary.lost, reordered: summary.reordered });
     }
@@ -78,6 +85,15 @@ fn say(text: &str) {
 /// Moves the cursor to the first of the lines drawn last, and clears them.
 fn up(lines: usize) -> String {
     if lines == 0 { String::new() } else { format!("\x1b[{lines}A\x1b[J") }
+}
+
+/// What to do when events arrived faster than this machine could handle them.
+fn too_fast(rate: u64) -> String {
+    format!(
+        "This machine could not keep up with {rate} events a second, so all events waited for the\n\
+         processor. See how a campaign delays only its own bot: fairlane demo --rate {}",
+        (rate / 4).max(1)
+    )
 }
 
 fn in_words(summary: &Summary) -> String {
