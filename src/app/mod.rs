@@ -22,6 +22,7 @@ pub(crate) mod files;
 mod findings;
 mod formats;
 mod observe;
+mod reach;
 mod register;
 mod relay;
 mod serve;

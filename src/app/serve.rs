@@ -4,7 +4,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::info;
 
 use super::relay::Relay;
-use super::{AppError, Builder, service_manager};
+use super::{AppError, Builder, reach, service_manager};
 use crate::config::Config;
 use crate::lifecycle::{Shutdown, Times};
 use crate::reload::{self, Reloads};
@@ -16,6 +16,9 @@ use crate::reload::{self, Reloads};
 /// secrets or certificates changes. The new instance then starts beside the old one, and both work
 /// for about 6 s. So handlers that count or cache share what they keep, for example in an `Arc`.
 /// A configuration that cannot be used changes nothing, and the log says why.
+///
+/// At the start it waits up to 5 s for a Redis that is unavailable, and up to 60 s for one that loads its
+/// data.
 ///
 /// systemd is told when the process is ready and when it stops, if it started the process with
 /// `Type=notify`.
@@ -38,6 +41,11 @@ where
     let load = move || Ok((Config::load(file.as_deref())?, Config::effective(file.as_deref())?));
     let (reloads, requests) = reload::channel();
     process.spawn(hang_ups(hangups, reloads.clone(), process.clone()));
+    tokio::select! {
+        biased;
+        () = process.soft.cancelled() => return Ok(()),
+        reached = reach::redis(&config) => reached?,
+    }
     let relay = Relay::start(config, (load, builder), process.clone(), times, reloads);
     let relay = Box::pin(relay).await?;
     service_manager::report(&process);

@@ -15,7 +15,7 @@ use crate::support::mongo::{self, MongoServer, free_port};
 use crate::support::mongo_proxy::MongoProxy;
 use crate::support::proxy::ProxyMode;
 use crate::support::recorder::Log;
-use crate::support::redis::{Options, RedisServer};
+use crate::support::redis::{Options, Persistence, RedisServer};
 use crate::support::served::Served;
 use crate::support::wait::eventually;
 
@@ -267,6 +267,73 @@ async fn on_a_full_redis_a_process_with_a_new_pipeline_drains_the_others_and_say
     eventually(LONG, "both take it", async || log.len() == 40).await;
     assert_eq!(log.ids("lack-new"), ids(10..20));
     instance.stop().await;
+}
+
+const WAITS: &str = "waiting for Redis before the start";
+
+fn spawned(server: &RedisServer) -> Served {
+    let log = [("pipelines.early.handler", "\"log\"")];
+    Served::spawn(&config(server, "early", &log), "work,http")
+}
+
+async fn says(process: &Served, text: &str) {
+    eventually(LONG, text, async || process.log().contains(text)).await;
+}
+
+#[tokio::test]
+async fn a_process_that_starts_before_its_redis_waits_for_it() {
+    let mut server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    server.kill9();
+    let mut process = spawned(&server);
+    says(&process, WAITS).await;
+    server.restart();
+    says(&process, "fairlane is running").await;
+    process.sigterm();
+    assert_eq!(process.wait_exit(LONG).expect("it ends").code(), Some(0), "{}", process.log());
+}
+
+#[tokio::test]
+async fn a_process_ends_if_no_redis_answers_within_5_s_of_its_start() {
+    let mut server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    server.kill9();
+    let (mut process, started) = (spawned(&server), Instant::now());
+    let status = process.wait_exit(LONG).expect("it ends");
+    assert_eq!(status.code(), Some(69), "{}", process.log());
+    assert!(started.elapsed() > Duration::from_secs(4), "{:?}", started.elapsed());
+    assert!(process.log().contains("error: cannot connect to Redis at"), "{}", process.log());
+}
+
+#[tokio::test]
+async fn a_process_that_waits_for_redis_stops_when_it_is_asked_to() {
+    let mut server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    server.kill9();
+    let mut process = spawned(&server);
+    says(&process, WAITS).await;
+    process.sigterm();
+    assert_eq!(process.wait_exit(LONG).expect("it ends").code(), Some(0), "{}", process.log());
+    assert!(!process.log().contains("error: "), "{}", process.log());
+}
+
+/// A large Redis loads its data for minutes after a restart, and says so.
+#[tokio::test]
+async fn a_redis_that_loads_its_data_is_waited_for_longer() {
+    let slowly = ["--key-load-delay", "500"].map(str::to_owned);
+    let options =
+        Options { tcp: true, persistence: Persistence::EverySecond, ..Options::default() };
+    let mut server = RedisServer::start_with(options, &slowly);
+    let fill = "for i = 1, 16000 do redis.call('SET', 'other:' .. i, i) end";
+    server.ask(&["EVAL", fill, "0"]).await;
+    server.kill9();
+    let process = spawned(&server);
+    let started = Instant::now();
+    let loading = std::thread::spawn(move || {
+        server.restart();
+        server
+    });
+    says(&process, "LOADING").await;
+    says(&process, "fairlane is running").await;
+    assert!(started.elapsed() > Duration::from_secs(6), "{:?}", started.elapsed());
+    drop(loading.join());
 }
 
 #[tokio::test]

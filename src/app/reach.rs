@@ -1,0 +1,71 @@
+//! Waits for Redis before the first instance is built.
+//!
+//! A restart of Redis, a failover, or a machine that starts both, lets Fairlane arrive first. A process
+//! that ended then would wait for its service manager, which may take minutes.
+
+use std::time::Duration;
+
+use redis::{ErrorKind, ServerErrorKind};
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+
+use super::{AppError, RESPONSE_TIMEOUT};
+use crate::config::Config;
+use crate::queue::FAIR_SLICE_US;
+use crate::redis::{Link, RedisError, Target};
+
+/// How long a start waits for a Redis that is unavailable.
+const AVAILABLE: Duration = Duration::from_secs(5);
+/// How long a start waits for a Redis that is loading its data.
+const LOADED: Duration = Duration::from_secs(60);
+/// Pause between two tries.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// Returns when the Redis at `redis.url` answers. A private one is started later.
+///
+/// # Errors
+/// If Redis is still unavailable after 5 s, still loading after 60 s, or refuses for good.
+///
+/// # Cancel safety
+/// Nothing has changed.
+pub(super) async fn redis(config: &Config) -> Result<(), AppError> {
+    let Some(url) = &config.redis.url else { return Ok(()) };
+    config.check()?;
+    let certificates = config.redis.certificates()?;
+    let target = Target::open(url, certificates.as_ref()).map_err(AppError::RedisUrl)?;
+    let link = Link::new(target, Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
+    let start = Instant::now();
+    let mut said = None;
+    loop {
+        let Err(error) = link.command("PING", redis::cmd("PING")).await else {
+            if said.is_some() {
+                info!("Redis answers: starting");
+            }
+            return Ok(());
+        };
+        // A server that is busy with its data may also not answer in time.
+        let patience = patience(&error).map(|patience| patience.max(said.unwrap_or_default()));
+        let patience = patience.unwrap_or_default();
+        if start.elapsed() + RETRY > patience {
+            return Err(error.into());
+        }
+        // Again when its state changes from unavailable to loading.
+        if said.replace(patience) != Some(patience) {
+            warn!(%error, seconds = patience.as_secs(), "waiting for Redis before the start");
+        }
+        sleep(RETRY).await;
+    }
+}
+
+/// How long to wait after such an error; `None` if waiting does not help.
+fn patience(error: &RedisError) -> Option<Duration> {
+    match error {
+        RedisError::Connect { source, .. }
+            if source.kind() == ErrorKind::Server(ServerErrorKind::BusyLoading) =>
+        {
+            Some(LOADED)
+        }
+        RedisError::Refused { message, .. } if message.starts_with("LOADING") => Some(LOADED),
+        error => error.is_passing().then_some(AVAILABLE),
+    }
+}
