@@ -69,3 +69,29 @@ fn patience(error: &RedisError) -> Option<Duration> {
         error => error.is_passing().then_some(AVAILABLE),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(message: &str) -> Option<Duration> {
+        patience(&RedisError::Refused {
+            target: "127.0.0.1:6379".to_owned(),
+            command: "PING",
+            message: message.to_owned(),
+        })
+    }
+
+    #[test]
+    fn only_errors_that_may_end_are_waited_for() {
+        assert_eq!(refused("LOADING Redis is loading the dataset in memory"), Some(LOADED));
+        assert_eq!(refused("MISCONF Errors writing to the AOF file"), Some(AVAILABLE));
+        assert_eq!(refused("NOPERM this user has no permissions"), None);
+        let target = || "127.0.0.1:6379".to_owned();
+        let source = std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into();
+        let unavailable = RedisError::Connect { target: target(), source };
+        assert_eq!(patience(&unavailable), Some(AVAILABLE));
+        let old = RedisError::Version { target: target(), version: "6.2.0".to_owned() };
+        assert_eq!(patience(&old), None);
+    }
+}

@@ -9,10 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use fairlane::app::{App, Roles};
+use fairlane::app::{self, App, Roles};
 use fairlane::config::Config;
 use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
-use fairlane::lifecycle::Shutdown;
 use fairlane::sandbox::STREAM;
 use fairlane_testkit::history::{HistoryLog, Outcome, Record};
 use redis::Connection;
@@ -75,7 +74,7 @@ workers.max = {workers}
 /// Runs until the process is killed, or the bench has ended.
 ///
 /// # Errors
-/// If Redis is unavailable at the start.
+/// If Redis is unavailable for 5 s at the start.
 pub(crate) async fn run(
     system: System,
     url: &str,
@@ -87,8 +86,8 @@ pub(crate) async fn run(
         let _ = std::io::stdin().read(&mut [0]);
         std::process::exit(1);
     });
-    let log = Log::open(&history(directory, process))?;
     if system == System::Xreadgroup {
+        let log = Log::open(&history(directory, process))?;
         let (url, ready) = (url.to_owned(), ready(directory, process));
         let reading = tokio::task::spawn_blocking(move || read_stream(&url, process, &log, &ready));
         return reading.await.map_err(|error| BenchError::Campaign(error.to_string()))?;
@@ -96,13 +95,14 @@ pub(crate) async fn run(
     let text = settings(url, system.concurrency(Measure::Faults));
     let config = Config::from_toml(&text, "the settings of the bench")
         .map_err(|error| BenchError::Campaign(error.to_string()))?;
-    let fences = HistoryLog::append(&fences(directory, process))?;
-    let recorder = Recorder { log, fences, process, asked: Mutex::default() };
-    let roles = Roles { http: false, ..Roles::ALL };
-    let app = App::builder(config).handler(PIPELINE, recorder).roles(roles);
-    let app = Box::pin(app.build()).await?;
-    std::fs::write(ready(directory, process), "")?;
-    Ok(app.run(Shutdown::new()).await?)
+    let directory = directory.to_owned();
+    let builder = move |config| {
+        let recorder = Recorder::open(&directory, process).expect("its histories can be written");
+        std::fs::write(ready(&directory, process), "").expect("its directory can be written");
+        let roles = Roles { http: false, ..Roles::ALL };
+        App::builder(config).handler(PIPELINE, recorder).roles(roles)
+    };
+    Ok(app::serve(config, builder).await?)
 }
 
 /// The history of a process. Nothing is buffered, so a kill loses no line.
@@ -131,6 +131,14 @@ struct Recorder {
     process: u32,
     /// When the handling of a slice ended, by bot and fence. Its commit was requested later.
     asked: Mutex<HashMap<(String, u64), u64>>,
+}
+
+impl Recorder {
+    fn open(directory: &Path, process: u32) -> Result<Self, BenchError> {
+        let log = Log::open(&history(directory, process))?;
+        let fences = HistoryLog::append(&fences(directory, process))?;
+        Ok(Self { log, fences, process, asked: Mutex::default() })
+    }
 }
 
 impl Handler for Recorder {
