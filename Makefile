@@ -130,6 +130,7 @@ deb: | setup-deb release ## the Debian package, in target/debian
 	  $(TARGET)/release/fairlane completions $$shell > $(PACKAGE)/completions/fairlane.$$shell || exit 1; \
 	done
 	$(TARGET)/release/fairlane man --dir $(PACKAGE)/man
+	gzip -9n $(PACKAGE)/man/*.1
 	cargo deb --no-build $(ARGS)
 
 # The same script as in `make test`, which makes a package of the same files without cargo-deb. Needs root.

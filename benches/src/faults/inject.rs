@@ -218,6 +218,13 @@ impl World {
         let until = Instant::now() + FOLLOWS;
         while !info(&mut new, "replication").await?.contains("master_link_status:up") {
             late(until, "the replica does not follow the primary")?;
+            sleep(Duration::from_millis(50)).await;
+        }
+        // After a full synchronisation, a replica writes its commands into a temporary file until it has
+        // rewritten its append-only file. A kill before that would lose its data.
+        while !is_durable(&info(&mut new, "persistence").await?) {
+            late(until, "the replica does not rewrite its append-only file")?;
+            sleep(Duration::from_millis(50)).await;
         }
         ask(&mut old, &["CLIENT", "PAUSE", "60000", "WRITE"]).await?;
         let target = offset(&info(&mut old, "replication").await?, "master_repl_offset:");
@@ -275,6 +282,13 @@ pub(crate) async fn info(
     section: &str,
 ) -> Result<String, BenchError> {
     Ok(redis::cmd("INFO").arg(section).query_async(connection).await?)
+}
+
+/// Whether a restart finds all commands in the append-only file.
+fn is_durable(persistence: &str) -> bool {
+    let states =
+        ["aof_rewrite_in_progress:0", "aof_rewrite_scheduled:0", "aof_last_bgrewrite_status:ok"];
+    states.iter().all(|state| persistence.contains(state))
 }
 
 fn offset(info: &str, name: &str) -> u64 {

@@ -194,6 +194,8 @@ fn build(directory: &Path) -> PathBuf {
         fs::write(completions.join(format!("fairlane.{shell}")), script).expect("a file");
     }
     run(Command::new(PROGRAM).args(["man", "--dir"]).arg(&man));
+    // As `make deb` does.
+    run(Command::new("gzip").arg("-9nr").arg(&man));
 
     let tree = directory.join("tree");
     for asset in assets() {
@@ -201,7 +203,7 @@ fn build(directory: &Path) -> PathBuf {
             Some(made) => built.join(made),
             None => root().join(&asset.source),
         };
-        let sources = if source.ends_with("*.1") {
+        let sources = if source.ends_with("*.1.gz") {
             let pages = fs::read_dir(&man).expect("pages");
             pages.map(|page| page.expect("a page").path()).collect()
         } else {
@@ -213,9 +215,6 @@ fn build(directory: &Path) -> PathBuf {
             fs::create_dir_all(target.parent().expect("a directory")).expect("a directory");
             fs::copy(&source, &target).expect("a copy");
             fs::set_permissions(&target, Permissions::from_mode(asset.mode)).expect("a mode");
-            if asset.target.starts_with("usr/share/man/") {
-                run(Command::new("gzip").arg("-n").arg(&target));
-            }
         }
     }
     let control = tree.join("DEBIAN");
