@@ -11,6 +11,8 @@ use crate::error::BenchError;
 
 /// After the last fault, there must be less left within this time. A busy machine needs long for all of it.
 const LESS_WITHIN: Duration = Duration::from_secs(60);
+/// When there has been no less for this long, an operator looks for bots that are still paused.
+const STANDS: Duration = Duration::from_secs(5);
 /// Maximum time for all of it.
 const DRAINS: Duration = Duration::from_secs(600);
 /// Shards, as in the configuration of the processes.
@@ -29,6 +31,7 @@ pub(super) async fn drain(
     let until = Instant::now() + DRAINS;
     let (mut least, mut least_since) = (u64::MAX, Instant::now());
     let mut quiet_since: Option<Instant> = None;
+    let mut resumed = Instant::now();
     loop {
         redriven += load.redrive().await;
         let left = left(load).await?;
@@ -44,6 +47,10 @@ pub(super) async fn drain(
             }
         } else {
             quiet_since = None;
+        }
+        if !left.is_empty() && least_since.elapsed() >= STANDS && resumed.elapsed() >= STANDS {
+            load.resume_all().await;
+            resumed = Instant::now();
         }
         let stands = !left.is_empty() && least_since.elapsed() >= LESS_WITHIN;
         if stands || Instant::now() >= until {

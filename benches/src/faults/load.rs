@@ -343,6 +343,16 @@ impl Load {
         self.until(&known, &Request::json("POST", path, &json!({}))).await;
     }
 
+    /// Ends all pauses. A pause whose answer was lost may take effect after the operator ended it.
+    pub(crate) async fn resume_all(&self) {
+        for (name, bots, ..) in PIPELINES {
+            self.resume(&format!("/v1/pipelines/{name}/resume")).await;
+            for bot in 0..bots {
+                self.resume(&format!("/v1/pipelines/{name}/bots/{name}-{bot}/resume")).await;
+            }
+        }
+    }
+
     /// Puts all dead letters back into their queues. Returns how many. Rules have some too: an action that
     /// a full Redis refuses counts as an attempt.
     pub(crate) async fn redrive(&self) -> u64 {
