@@ -125,20 +125,18 @@ fn all_states(system: &System) -> HashSet<SystemState> {
     states
 }
 
-/// If a reduction joined states that are not alike, or left some out, the sets would differ.
+/// If the reduction joined states that are not alike, or left some out, the sets would differ. Bots with a
+/// rate are not among them: they rest and are leased again, so fences grow without end.
 #[test]
 fn the_reduction_has_a_state_for_each_of_the_whole_system_and_no_other() {
-    for (consumers, events, burst, budget) in [
-        (3, ONE_OF_THREE, None, Budget { freezes: 1, ..NOTHING_WRONG }),
-        (2, ONE_OF_THREE, None, Budget { crashes: 1, ..NOTHING_WRONG }),
-        (2, ONE_OF_THREE, None, Budget { lost_replies: 1, ..NOTHING_WRONG }),
-        (2, ONE_STREAM, None, Budget { failures: 1, freezes: 1, ..NOTHING_WRONG }),
-        (2, ONE_EACH, None, Budget { purges: 1, pauses: 1, freezes: 1, ..NOTHING_WRONG }),
-        (2, ONE_EACH, None, Budget { lost_tails: 1, ..NOTHING_WRONG }),
-        (2, ONE_EACH, None, Budget { lost_tails: 1, crashes: 1, ..NOTHING_WRONG }),
-        (2, ONE_EACH, Some(1), Budget { freezes: 1, ..NOTHING_WRONG }),
+    for (consumers, events, budget) in [
+        (3, ONE_OF_THREE, NOTHING_WRONG),
+        (2, ONE_OF_THREE, Budget { lost_replies: 1, ..NOTHING_WRONG }),
+        (2, ONE_EACH, Budget { freezes: 1, purges: 1, ..NOTHING_WRONG }),
+        (2, ONE_EACH, Budget { lost_tails: 1, ..NOTHING_WRONG }),
+        (2, ONE_STREAM, Budget { failures: 1, crashes: 1, ..NOTHING_WRONG }),
     ] {
-        let whole = System { burst, ..System::new(consumers, events, budget, Turns::Any) };
+        let whole = System::new(consumers, events, budget, Turns::Any);
         let reduced = System { turns: Turns::AnyReduced, ..whole };
         let all = all_states(&whole);
         let count = all.len();
