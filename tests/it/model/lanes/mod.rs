@@ -1,5 +1,5 @@
-//! Every interleaving of the lanes of one bot: two or three consumers and lanes, up to five events, and the
-//! accidents that the protocol must survive. It models `lua/complete.lua` and the worker with an ordering key: a
+//! Every interleaving of the lanes of one bot: two or three consumers and lanes, up to five events, and
+//! the accidents that the protocol must survive. It models `lua/complete.lua` and the worker with an ordering key: a
 //! lane that fails is set aside, and its events move to a list of its own.
 //!
 //! The tests explore small systems. `make model` explores large ones.
