@@ -23,6 +23,7 @@ COPY Cargo.toml Cargo.lock ./
 COPY benches/Cargo.toml benches/
 COPY benches/instructions/Cargo.toml benches/instructions/
 COPY testkit/Cargo.toml testkit/
+COPY tests/model/Cargo.toml tests/model/
 COPY lua lua
 COPY docs/runbook.md docs/
 COPY src src

@@ -10,7 +10,7 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-spec setup-deb demo test test-valkey fuzz screenshots samples bench isolation faults soak rolling peers instructions spec mutants mutants-rust release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-spec setup-deb demo test test-valkey fuzz screenshots samples bench isolation faults soak rolling peers instructions spec model mutants mutants-rust release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -104,6 +104,10 @@ instructions: setup-instructions ## count instructions, and compare with the ref
 
 spec: setup-spec ## check the two hard rules of the protocol in all states of small systems; ARGS=--large
 	@bash .ci/spec $(ARGS)
+
+# A small program of its own: it is optimised, and needs no other package of the workspace.
+model: setup-build ## explore the models of the protocol in large systems; ARGS='rates' for some lines
+	cargo run --locked --package fairlane-model -- $(ARGS)
 
 # Without MUTANTS all of them, in some hours. SCRIPT=all includes scripts that only tables test.
 SCRIPT ?=

@@ -1,253 +1,16 @@
-//! The explored system: its state, and the effect of each step.
+//! The effect of each step.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::parts::{Ending, Held, Permit, Rule, STREAMS, Step, System, SystemState, Turns};
 use crate::model::state_machine::{
-    Bot, Claim, Completed, Completion, Enqueued, Event, Granted, Mode, Server, Stream, Take,
+    Bot, Claim, Completed, Completion, Enqueued, Event, Mode, Stream, Take,
 };
 
-const BOTS: u8 = 2;
-const FAR_MS: i64 = 1 << 40;
-
-/// The parts of the system, how often each accident may happen, and the rule that is left out.
-#[derive(Debug, Clone)]
-pub(super) struct System {
-    /// The stream and the bot of each event. The number of an event is its index here.
-    pub(super) events: &'static [(Stream, Bot)],
-    pub(super) budget: Budget,
-    pub(super) without: Option<Rule>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rule {
-    Recover,
-    FenceCheck,
-    /// A lease is named by its run and its fence, not by its fence alone.
-    RunCheck,
-}
-
-/// How often each accident or command may still happen.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub(super) struct Budget {
-    pub(super) crashes: u8,
-    /// Consumers that are frozen beyond their lease.
-    pub(super) freezes: u8,
-    pub(super) lost_replies: u8,
-    pub(super) lost_tails: u8,
-    pub(super) failures: u8,
-    pub(super) purges: u8,
-    pub(super) pauses: u8,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct SystemState {
-    pub(super) server: Server,
-    /// The state that a restart would find on disk.
-    pub(super) saved: Option<Arc<Server>>,
-    pub(super) run: u32,
-    /// The offset of each stream up to which the fan-out believes it has copied.
-    pub(super) copied: [u8; 2],
-    pub(super) consumers: [Option<Held>; 2],
-    pub(super) budget: Budget,
-    /// Events that a handler has handled, as bits.
-    pub(super) handled: u8,
-    /// Events that an operator purged, as bits. They count neither as lost nor as out of order.
-    pub(super) purged: u8,
-    pub(super) broken: Option<&'static str>,
-}
-
-/// A lease as its holder sees it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Held {
-    pub(super) bot: Bot,
-    pub(super) fence: u64,
-    pub(super) run: u32,
-    acked: u32,
-    limit: u8,
-    slice: Option<Vec<Event>>,
-    handled: u32,
-    /// A completion without a reply. It is repeated unchanged.
-    unanswered: Option<(Ending, u32)>,
-    /// Hidden from the holder: the server has ended this lease.
-    pub(super) superseded: bool,
-}
-
-impl Held {
-    fn of(granted: &Granted, run: u32) -> Self {
-        Self {
-            bot: granted.bot,
-            fence: granted.fence,
-            run,
-            acked: 0,
-            limit: if granted.attempts.isolate > 0 { 1 } else { 2 },
-            slice: None,
-            handled: 0,
-            unanswered: None,
-            superseded: false,
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Ending {
-    Keep,
-    Release,
-    Park,
-    Fail,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum Step {
-    /// `taker`: the free consumer in the process of the copier, which takes a lease if it may.
-    Enqueue {
-        stream: Stream,
-        taker: Option<usize>,
-        reply_lost: bool,
-    },
-    Claim {
-        consumer: usize,
-        reply_lost: bool,
-    },
-    Peek {
-        consumer: usize,
-    },
-    Handle {
-        consumer: usize,
-    },
-    Complete {
-        consumer: usize,
-        ending: Ending,
-        reply_lost: bool,
-    },
-    Repeat {
-        consumer: usize,
-    },
-    /// The deadline of a lease or a park passes.
-    Deadline {
-        bot: Bot,
-    },
-    Crash {
-        consumer: usize,
-    },
-    Save,
-    LoseTail,
-    Purge {
-        bot: Bot,
-    },
-    Pause {
-        bot: Bot,
-    },
-    Resume {
-        bot: Bot,
-    },
-}
+pub(super) const FAR_MS: i64 = 1 << 40;
 
 impl System {
-    fn of_stream(&self, stream: Stream) -> impl Iterator<Item = (Bot, Event)> {
-        let numbered = (0..).zip(self.events);
-        numbered
-            .filter(move |(_, event)| event.0 == stream)
-            .map(|(number, event)| (event.1, number))
-    }
-
-    /// The steps that are possible without a fault while time passes.
-    pub(super) fn progress(&self, state: &SystemState, steps: &mut Vec<Step>) {
-        for stream in 0..2 {
-            let copied = state.copied[usize::from(stream)];
-            let missing =
-                state.server.offsets.get(&stream).copied().unwrap_or(0) < u64::from(copied);
-            if missing || usize::from(copied) < self.of_stream(stream).count() {
-                steps.push(Step::Enqueue { stream, taker: None, reply_lost: false });
-                let taker = state.consumers.iter().position(Option::is_none);
-                if taker.is_some() {
-                    steps.push(Step::Enqueue { stream, taker, reply_lost: false });
-                }
-            }
-        }
-        for (consumer, held) in state.consumers.iter().enumerate() {
-            let Some(held) = held else {
-                let due = |&deadline: &i64| deadline <= Self::NOW_US / 1_000;
-                if !state.server.ctl.is_empty() || state.server.busy.values().any(due) {
-                    steps.push(Step::Claim { consumer, reply_lost: false });
-                }
-                continue;
-            };
-            if held.unanswered.is_some() {
-                steps.push(Step::Repeat { consumer });
-                continue;
-            }
-            let Some(slice) = &held.slice else {
-                steps.push(Step::Peek { consumer });
-                continue;
-            };
-            if (held.handled as usize) < slice.len() {
-                steps.push(Step::Handle { consumer });
-            }
-            if held.handled > 0 || slice.is_empty() {
-                let ending = Ending::Release;
-                steps.push(Step::Complete { consumer, ending, reply_lost: false });
-            }
-            if held.handled > 0 {
-                let ending = Ending::Keep;
-                steps.push(Step::Complete { consumer, ending, reply_lost: false });
-            }
-        }
-        for bot in 0..BOTS {
-            let held = state.consumers.iter().flatten().any(|held| held.bot == bot);
-            let leased = state.server.own.contains_key(&bot);
-            let running = state.server.busy.get(&bot).is_some_and(|&deadline| deadline > 0);
-            if running && !(leased && held) {
-                steps.push(Step::Deadline { bot });
-            }
-            if state.server.paused.contains(&bot) {
-                steps.push(Step::Resume { bot });
-            }
-        }
-    }
-
-    pub(super) fn accidents(state: &SystemState, steps: &mut Vec<Step>) {
-        let budget = state.budget;
-        if budget.lost_replies > 0 {
-            let lost = steps.iter().filter_map(|step| match *step {
-                Step::Enqueue { stream, taker, .. } => {
-                    Some(Step::Enqueue { stream, taker, reply_lost: true })
-                }
-                Step::Claim { consumer, .. } => Some(Step::Claim { consumer, reply_lost: true }),
-                Step::Complete { consumer, ending, .. } => {
-                    Some(Step::Complete { consumer, ending, reply_lost: true })
-                }
-                _ => None,
-            });
-            let lost: Vec<Step> = lost.collect();
-            steps.extend(lost);
-        }
-        for (consumer, held) in state.consumers.iter().enumerate() {
-            let Some(held) = held else { continue };
-            if budget.crashes > 0 {
-                steps.push(Step::Crash { consumer });
-            }
-            if budget.freezes > 0 && state.server.busy.get(&held.bot).is_some_and(|&at| at > 0) {
-                steps.push(Step::Deadline { bot: held.bot });
-            }
-            let more =
-                held.slice.as_ref().is_some_and(|slice| (held.handled as usize) < slice.len());
-            if budget.failures > 0 && more && held.unanswered.is_none() {
-                for ending in [Ending::Fail, Ending::Park] {
-                    steps.push(Step::Complete { consumer, ending, reply_lost: false });
-                }
-            }
-        }
-        if budget.lost_tails > 0 {
-            steps.push(if state.saved.is_none() { Step::Save } else { Step::LoseTail });
-        }
-        if budget.purges > 0 && state.server.queues.contains_key(&0) {
-            steps.push(Step::Purge { bot: 0 });
-        }
-        if budget.pauses > 0 {
-            steps.push(Step::Pause { bot: 0 });
-        }
-    }
-
     /// The first command on every connection. A restart closes all connections, so here each
     /// command starts with it.
     fn connect(&self, state: &mut SystemState) {
@@ -258,7 +21,7 @@ impl System {
 
     /// The clock stands still. That keeps the number of states small and is the worst case: fences
     /// that were lost with a tail are granted again.
-    const NOW_US: i64 = 0;
+    pub(super) const NOW_US: i64 = 0;
 
     fn enqueue(
         &self,
@@ -303,7 +66,7 @@ impl System {
         }
     }
 
-    fn claim(&self, state: &mut SystemState, consumer: usize, reply_lost: bool) {
+    fn claim(&self, state: &mut SystemState, consumer: usize, bot: Option<Bot>, reply_lost: bool) {
         self.connect(state);
         let last = state.server.f;
         let claim = Claim {
@@ -314,7 +77,15 @@ impl System {
             batch: 2,
             idle_elsewhere: true,
         };
+        // The others have their turns later.
+        let mut others = BTreeMap::new();
+        if bot.is_some() {
+            state.server.reap(Self::NOW_US, claim.batch);
+            others = std::mem::take(&mut state.server.ctl);
+            state.server.ctl.extend(bot.and_then(|bot| others.remove_entry(&bot)));
+        }
         let reply = state.server.claim(Self::NOW_US, claim);
+        state.server.ctl.extend(others);
         let Some(granted) = reply.granted.first() else { return };
         if granted.fence <= last {
             state.broken = Some("a fence did not rise");
@@ -326,6 +97,7 @@ impl System {
 
     fn handle(&self, state: &mut SystemState, consumer: usize) {
         let held = state.consumers[consumer].as_mut().unwrap();
+        let bot = held.bot;
         let event = held.slice.as_ref().unwrap()[held.handled as usize];
         held.handled += 1;
         let of = self.events[usize::from(event)];
@@ -336,6 +108,9 @@ impl System {
             state.broken = Some("a first handling was out of order");
         }
         state.handled |= 1 << event;
+        if self.burst.is_some() {
+            state.spend(bot);
+        }
     }
 
     fn complete(
@@ -360,7 +135,8 @@ impl System {
             fence: held.fence,
             before: held.acked,
             n,
-            cost: i64::from(n),
+            // Without turns, virtual time has no meaning.
+            cost: if self.turns == Turns::Kept { i64::from(n) } else { 0 },
             mode,
             exceptions: Vec::new(),
             aside: None,
@@ -386,7 +162,8 @@ impl System {
             && matches!(reply, Completed::Removed(_) | Completed::Replay)
         {
             let fresh = Held { acked: held.acked + n, slice: None, handled: 0, ..held };
-            state.consumers[consumer] = Some(Held { unanswered: None, ..fresh });
+            let permit = Permit::Needed;
+            state.consumers[consumer] = Some(Held { unanswered: None, permit, ..fresh });
         }
     }
 
@@ -395,7 +172,11 @@ impl System {
             Step::Enqueue { stream, taker, reply_lost } => {
                 self.enqueue(state, stream, taker, reply_lost);
             }
-            Step::Claim { consumer, reply_lost } => self.claim(state, consumer, reply_lost),
+            Step::Claim { consumer, bot, reply_lost } => {
+                self.claim(state, consumer, bot, reply_lost);
+            }
+            Step::Permit { consumer, reply_lost } => self.permit(state, consumer, reply_lost),
+            Step::Refill { bot } => self.refill(state, bot),
             Step::Peek { consumer } => {
                 let held = state.consumers[consumer].as_mut().unwrap();
                 held.slice = Some(state.server.peek(held.bot, usize::from(held.limit)));
@@ -413,7 +194,11 @@ impl System {
                 state.server.busy.insert(bot, 0);
             }
             Step::Crash { consumer } => state.consumers[consumer] = None,
-            Step::Save => state.saved = Some(Arc::new(state.server.clone())),
+            Step::Save => {
+                let mut server = state.server.clone();
+                self.reduce_saved(&mut server, state.run);
+                state.saved = Some(Arc::new(server));
+            }
             Step::LoseTail => {
                 state.server = Arc::unwrap_or_clone(state.saved.take().unwrap());
                 state.run += 1;
@@ -434,7 +219,7 @@ impl System {
     }
 
     pub(super) fn nothing_is_lost(&self, state: &SystemState) -> bool {
-        (0..2).all(|stream| {
+        (0..STREAMS).all(|stream| {
             let copied = state.server.offsets.get(&stream).copied().unwrap_or(0);
             (1..).zip(self.of_stream(stream)).all(|(offset, (bot, event))| {
                 let queued = state.server.queues.get(&bot).into_iter().flatten();
@@ -443,33 +228,5 @@ impl System {
                     || queued.into_iter().any(|&(_, other)| other == event)
             })
         })
-    }
-
-    pub(super) fn rests_only_when_done(&self, state: &SystemState) -> bool {
-        let mut steps = Vec::new();
-        self.progress(state, &mut steps);
-        let all = (1_u8 << self.events.len()) - 1;
-        !steps.is_empty() || state.handled | state.purged == all
-    }
-}
-
-pub(super) fn charge(state: &mut SystemState, step: &Step) {
-    let budget = &mut state.budget;
-    match *step {
-        Step::Enqueue { reply_lost: true, .. }
-        | Step::Claim { reply_lost: true, .. }
-        | Step::Complete { reply_lost: true, .. } => budget.lost_replies -= 1,
-        Step::Complete { ending: Ending::Fail | Ending::Park, .. } => budget.failures -= 1,
-        Step::Crash { .. } => budget.crashes -= 1,
-        Step::LoseTail => budget.lost_tails -= 1,
-        Step::Purge { .. } => budget.purges -= 1,
-        Step::Pause { .. } => budget.pauses -= 1,
-        Step::Deadline { bot } => {
-            let held = state.consumers.iter().flatten().any(|held| held.bot == bot);
-            if held && state.server.own.contains_key(&bot) {
-                budget.freezes -= 1;
-            }
-        }
-        _ => {}
     }
 }

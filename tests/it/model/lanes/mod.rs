@@ -1,11 +1,20 @@
-//! Every interleaving of the lanes of one bot: two consumers, two lanes, three events, and the accidents
-//! that the protocol must survive. It models `lua/complete.lua` and the worker with an ordering key: a
+//! Every interleaving of the lanes of one bot: two or three consumers and lanes, up to five events, and
+//! the accidents that the protocol must survive. It models `lua/complete.lua` and the worker with an ordering key: a
 //! lane that fails is set aside, and its events move to a list of its own.
+//!
+//! The tests explore small systems. `make model` explores large ones.
 
 mod system;
+#[cfg(test)]
+mod tests;
+
+use std::time::Instant;
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
-use system::{ALL, Bot, Budget, Place, Rule, State, Step, bit};
+
+pub(crate) use self::system::{Bot, Budget, Rule};
+use self::system::{COUNT, Place, State, Step, bit};
+use super::exhaustive::Explored;
 
 impl Model for Bot {
     type State = State;
@@ -14,13 +23,13 @@ impl Model for Bot {
     fn init_states(&self) -> Vec<State> {
         vec![State {
             queue: Vec::new(),
-            lists: [Vec::new(), Vec::new()],
-            aside: [false; 2],
+            lists: Default::default(),
+            aside: [false; COUNT],
             place: Place::Rest,
             paused: false,
             fence: 0,
             published: 0,
-            consumers: [None, None],
+            consumers: vec![None; self.consumers],
             budget: self.budget,
             handled: 0,
             removed: 0,
@@ -52,13 +61,15 @@ impl Model for Bot {
         vec![
             Property::sometimes(
                 "all events are handled and nothing is left",
-                |_, state: &State| {
-                    state.handled == ALL && !state.holds_events() && state.place == Place::Rest
+                |bot: &Self, state: &State| {
+                    state.handled == bot.all()
+                        && !state.holds_events()
+                        && state.place == Place::Rest
                 },
             ),
             Property::sometimes(
                 "a lane is set aside while the other goes on",
-                |_, state: &State| state.aside == [true, false] && state.removed == bit(1),
+                |_, state: &State| state.aside == [true, false, false] && state.removed == bit(1),
             ),
             Property::always("first handlings are in order", |_, state| {
                 unbroken(state, "a first handling was out of order")
@@ -80,20 +91,20 @@ impl Model for Bot {
                 })
             }),
             Property::always("a bot with events is in one place", |_, state: &State| {
-                let lists = [0, 1].map(|lane| !state.lists[lane].is_empty());
+                let lists = [0, 1, 2].map(|lane| !state.lists[lane].is_empty());
                 let rests = !state.holds_events() || state.paused;
                 lists == state.aside && (state.place != Place::Rest || rests)
             }),
             Property::always("work comes to rest only when all is done", |bot: &Self, state| {
                 let mut steps = Vec::new();
                 bot.progress(state, &mut steps);
-                !steps.is_empty() || state.handled | state.purged == ALL
+                !steps.is_empty() || state.handled | state.purged == bot.all()
             }),
         ]
     }
 }
 
-const NOTHING_WRONG: Budget = Budget {
+pub(crate) const NOTHING_WRONG: Budget = Budget {
     crashes: 0,
     freezes: 0,
     lost_replies: 0,
@@ -103,48 +114,34 @@ const NOTHING_WRONG: Budget = Budget {
     revokes: 0,
 };
 
-fn every_promise_holds(budget: Budget) {
-    let done = Bot { budget, without: None }.checker().threads(2).spawn_bfs().join();
-    println!("{budget:?}: {} states, {} steps deep", done.unique_state_count(), done.max_depth());
+pub(crate) fn every_promise_holds(bot: Bot, threads: usize) -> Explored {
+    let begin = Instant::now();
+    let done = bot.checker().threads(threads).spawn_bfs().join();
     for promise in done.discoveries().keys() {
         let is_wanted = promise.starts_with("all events") || promise.starts_with("a lane is");
         let way = || done.discovery(promise).unwrap().into_actions();
         assert!(is_wanted, "not {promise:?} after {:?}", way());
     }
     assert!(done.discovery("all events are handled and nothing is left").is_some());
-    if budget.failures > 0 {
+    if bot.budget.failures > 0 {
         assert!(done.discovery("a lane is set aside while the other goes on").is_some());
     }
+    let (states, depth) = (done.unique_state_count(), done.max_depth());
+    Explored { states, depth, time: begin.elapsed() }
 }
 
-fn is_broken(promise: &'static str, budget: Budget, without: Rule) {
+/// Checks that a promise breaks without one rule of the protocol.
+pub(crate) fn is_broken(
+    promise: &'static str,
+    bot: Bot,
+    without: Rule,
+    threads: usize,
+) -> Explored {
+    let begin = Instant::now();
     let found = HasDiscoveries::AllOf([promise].into());
-    let bot = Bot { budget, without: Some(without) };
-    let done = bot.checker().threads(2).finish_when(found).spawn_bfs().join();
-    let way = done.discovery(promise).unwrap_or_else(|| panic!("{promise:?} still holds"));
-    println!("not {promise:?} after {:?}", way.into_actions());
-}
-
-#[test]
-fn every_interleaving_of_failing_lanes_and_accidents_keeps_the_promises() {
-    let failing = Budget { failures: 2, ..NOTHING_WRONG };
-    for budget in [
-        NOTHING_WRONG,
-        Budget { failures: 3, ..failing },
-        Budget { crashes: 1, freezes: 1, ..failing },
-        Budget { lost_replies: 2, freezes: 1, ..failing },
-        Budget { purges: 1, freezes: 1, pauses: 1, ..failing },
-        Budget { revokes: 2, lost_replies: 1, ..failing },
-    ] {
-        every_promise_holds(budget);
-    }
-}
-
-#[test]
-fn without_a_rule_a_promise_breaks() {
-    let failing = Budget { failures: 1, ..NOTHING_WRONG };
-    is_broken("first handlings are in order", failing, Rule::Follow);
-    is_broken("a bot with events is in one place", failing, Rule::Forget);
-    let frozen = Budget { freezes: 1, ..failing };
-    is_broken("a stale fence commits nothing", frozen, Rule::Fence);
+    let bot = Bot { without: Some(without), ..bot };
+    let done = bot.checker().threads(threads).finish_when(found).spawn_bfs().join();
+    assert!(done.discovery(promise).is_some(), "{promise:?} still holds without {without:?}");
+    let (states, depth) = (done.unique_state_count(), done.max_depth());
+    Explored { states, depth, time: begin.elapsed() }
 }

@@ -1,13 +1,14 @@
 //! The bot of the model: its state, and the effect of each step.
 
-/// The lane of each event, in the order of the bus.
-pub(super) const LANES: [usize; 3] = [0, 1, 0];
-pub(super) const ALL: u8 = 0b111;
+/// The lane of each event, in the order of the bus. A small system has the first events only.
+const LANES: [usize; 5] = [0, 1, 0, 2, 1];
+/// Number of lanes.
+pub(super) const COUNT: usize = 3;
 pub(super) const SLICE: usize = 2;
 
 /// A rule that is left out, to show that the checker would find it missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rule {
+pub(crate) enum Rule {
     /// Later events of a lane that is set aside join its list.
     Follow,
     Fence,
@@ -16,20 +17,23 @@ pub(super) enum Rule {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub(super) struct Budget {
-    pub(super) crashes: u8,
-    pub(super) freezes: u8,
-    pub(super) lost_replies: u8,
-    pub(super) failures: u8,
-    pub(super) purges: u8,
-    pub(super) pauses: u8,
-    pub(super) revokes: u8,
+pub(crate) struct Budget {
+    pub(crate) crashes: u8,
+    pub(crate) freezes: u8,
+    pub(crate) lost_replies: u8,
+    pub(crate) failures: u8,
+    pub(crate) purges: u8,
+    pub(crate) pauses: u8,
+    pub(crate) revokes: u8,
 }
 
-#[derive(Debug, Clone)]
-pub(super) struct Bot {
-    pub(super) budget: Budget,
-    pub(super) without: Option<Rule>,
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bot {
+    pub(crate) consumers: usize,
+    /// Number of events.
+    pub(crate) events: usize,
+    pub(crate) budget: Budget,
+    pub(crate) without: Option<Rule>,
 }
 
 /// Where the bot is.
@@ -46,7 +50,7 @@ pub(super) enum Place {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum List {
+pub(crate) enum List {
     Queue,
     Lane(usize),
 }
@@ -60,35 +64,35 @@ pub(super) struct Completion {
     /// Those among the n that move to the list of their lane.
     pub(super) moved: Vec<u8>,
     /// The lanes that are set aside from now on.
-    pub(super) aside: [bool; 2],
+    pub(super) aside: [bool; COUNT],
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Held {
     pub(super) fence: u8,
     /// The lanes that are set aside, as the claim returned them.
-    pub(super) aside: [bool; 2],
+    pub(super) aside: [bool; COUNT],
     /// The list and its slice, once it is read.
     pub(super) read: Option<(List, Vec<u8>)>,
     /// The number of events of the list when it was read.
     pub(super) length: usize,
-    pub(super) done: [usize; 2],
-    pub(super) failed: [bool; 2],
+    pub(super) done: [usize; COUNT],
+    pub(super) failed: [bool; COUNT],
     pub(super) unanswered: Option<Completion>,
     pub(super) superseded: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct State {
+pub(crate) struct State {
     pub(super) queue: Vec<u8>,
-    pub(super) lists: [Vec<u8>; 2],
+    pub(super) lists: [Vec<u8>; COUNT],
     /// The lanes that the text of the bot has.
-    pub(super) aside: [bool; 2],
+    pub(super) aside: [bool; COUNT],
     pub(super) place: Place,
     pub(super) paused: bool,
     pub(super) fence: u8,
     pub(super) published: u8,
-    pub(super) consumers: [Option<Held>; 2],
+    pub(super) consumers: Vec<Option<Held>>,
     pub(super) budget: Budget,
     pub(super) handled: u8,
     pub(super) removed: u8,
@@ -97,7 +101,7 @@ pub(super) struct State {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Step {
+pub(crate) enum Step {
     Publish,
     Claim {
         consumer: usize,
@@ -179,7 +183,7 @@ impl Held {
 
 impl State {
     pub(super) fn holds_events(&self) -> bool {
-        !self.queue.is_empty() || self.aside != [false; 2]
+        !self.queue.is_empty() || self.aside != [false; COUNT]
     }
 
     /// Ready, unless it is paused or has nothing.
@@ -206,8 +210,8 @@ impl State {
                 aside: self.aside,
                 read: None,
                 length: 0,
-                done: [0; 2],
-                failed: [false; 2],
+                done: [0; COUNT],
+                failed: [false; COUNT],
                 unanswered: None,
                 superseded: false,
             });
@@ -262,7 +266,7 @@ impl State {
         }
         self.aside = call.aside;
         // With lanes alone, the bot is parked until the first is due.
-        if self.queue.is_empty() && self.aside != [false; 2] {
+        if self.queue.is_empty() && self.aside != [false; COUNT] {
             self.place = Place::Parked;
         } else {
             self.join();
@@ -271,8 +275,13 @@ impl State {
 }
 
 impl Bot {
+    /// All events, as bits.
+    pub(super) fn all(&self) -> u8 {
+        (1 << self.events) - 1
+    }
+
     pub(super) fn progress(&self, state: &State, steps: &mut Vec<Step>) {
-        if usize::from(state.published) < LANES.len() {
+        if usize::from(state.published) < self.events {
             steps.push(Step::Publish);
         }
         for (consumer, held) in state.consumers.iter().enumerate() {
@@ -288,19 +297,19 @@ impl Bot {
             }
             if held.read.is_none() {
                 // Any lane may be due, or none of them.
-                if !state.queue.is_empty() || held.aside == [false; 2] || held.superseded {
+                if !state.queue.is_empty() || held.aside == [false; COUNT] || held.superseded {
                     steps.push(Step::Read { consumer, list: List::Queue });
                 }
-                for lane in (0..2).filter(|lane| held.aside[*lane]) {
+                for lane in (0..COUNT).filter(|lane| held.aside[*lane]) {
                     steps.push(Step::Read { consumer, list: List::Lane(lane) });
                 }
                 continue;
             }
-            let over = [0, 1].map(|lane| held.is_over(lane, self.without));
-            for lane in (0..2).filter(|lane| !over[*lane]) {
+            let over = [0, 1, 2].map(|lane| held.is_over(lane, self.without));
+            for lane in (0..COUNT).filter(|lane| !over[*lane]) {
                 steps.push(Step::Handle { consumer, lane });
             }
-            if over == [true; 2] {
+            if over == [true; COUNT] {
                 steps.push(Step::Complete { consumer, reply_lost: false });
             }
         }
@@ -332,7 +341,7 @@ impl Bot {
                 steps.push(Step::Crash { consumer });
             }
             let running = held.read.is_some() && held.unanswered.is_none();
-            for lane in 0..2 {
+            for lane in 0..COUNT {
                 if budget.failures > 0 && running && !held.is_over(lane, self.without) {
                     steps.push(Step::Fail { consumer, lane });
                 }
@@ -412,7 +421,7 @@ impl Bot {
                     .drain(..)
                     .chain(state.lists.iter_mut().flat_map(|list| list.drain(..)));
                 state.purged |= all.fold(0, |purged, event| purged | bit(event));
-                state.aside = [false; 2];
+                state.aside = [false; COUNT];
                 state.place = Place::Rest;
             }
             Step::Pause => {
