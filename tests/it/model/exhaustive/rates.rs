@@ -43,15 +43,15 @@ impl System {
         slice.truncate(if reply_lost { 0 } else { granted });
         held.permit = Permit::Given { empty: bucket.tokens == 0 || reply_lost };
     }
-
-    pub(super) fn refill(&self, state: &mut SystemState, bot: Bot) {
-        let bucket = &mut state.buckets[usize::from(bot)];
-        bucket.tokens += 1;
-        bucket.allowed += 1;
-    }
 }
 
 impl SystemState {
+    pub(super) fn refill(&mut self, bot: Bot) {
+        let bucket = &mut self.buckets[usize::from(bot)];
+        bucket.tokens += 1;
+        bucket.allowed += 1;
+    }
+
     /// An event is handled.
     pub(super) fn spend(&mut self, bot: Bot) {
         let bucket = &mut self.buckets[usize::from(bot)];

@@ -176,7 +176,7 @@ impl System {
                 self.claim(state, consumer, bot, reply_lost);
             }
             Step::Permit { consumer, reply_lost } => self.permit(state, consumer, reply_lost),
-            Step::Refill { bot } => self.refill(state, bot),
+            Step::Refill { bot } => state.refill(bot),
             Step::Peek { consumer } => {
                 let held = state.consumers[consumer].as_mut().unwrap();
                 held.slice = Some(state.server.peek(held.bot, usize::from(held.limit)));

@@ -11,6 +11,7 @@ mod holdings;
 mod invariants;
 mod lanes;
 mod names;
+#[cfg(test)]
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
