@@ -59,6 +59,11 @@ pub(crate) enum BenchError {
     #[error("the campaign cannot go on: {0}")]
     Campaign(String),
     #[error(
+        "--only {kind} is impossible {}",
+        if *cluster { "with --cluster: it needs one Redis behind a proxy" } else { "without --cluster" }
+    )]
+    Fault { kind: String, cluster: bool },
+    #[error(
         "the events of the measurement are faulty: {lost} lost, {reordered} out of order; please report this"
     )]
     Faulty { lost: u64, reordered: u64 },
@@ -169,7 +174,8 @@ impl CommandError {
             | Self::NoLoad
             | Self::FewShards { .. }
             | Self::ManyRuleEvents { .. }
-            | Self::TokenFile { .. } => Exit::Usage,
+            | Self::TokenFile { .. }
+            | Self::Bench(BenchError::Fault { .. }) => Exit::Usage,
             Self::Bench(
                 BenchError::PrivateMongo(_)
                 | BenchError::Mongo(_)

@@ -12,6 +12,7 @@
     reason = "only tests and load tools of this repository use it, and a panic fails them"
 )]
 
+pub mod cluster;
 pub mod history;
 pub mod http;
 pub mod interceptor;

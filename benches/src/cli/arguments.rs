@@ -51,6 +51,11 @@ pub(crate) struct FaultsArgs {
     /// Number of processes. The first one is never killed, so that its memory can be watched.
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u8).range(2..=16))]
     processes: u8,
+    /// Use a Redis Cluster of three primaries with a replica each, instead of one server with a replica.
+    /// Writes wait for a replica. Replicas take over and slots move, but no fault hits the network to
+    /// Redis.
+    #[arg(long)]
+    cluster: bool,
     /// Only faults of this kind. Can be repeated. Default: all.
     #[arg(long, value_enum, value_name = "KIND")]
     only: Vec<Fault>,
@@ -67,6 +72,7 @@ impl FaultsArgs {
             seconds: self.seconds.into(),
             rate: self.rate,
             processes: self.processes.into(),
+            cluster: self.cluster,
             only: self.only,
             shrinks: self.shrink,
         }

@@ -66,11 +66,12 @@ pub(super) fn print_faults(json: bool, report: &faults::Report) -> Result<(), Co
             text,
             "{} faults in {} s on {} processes, seed {}; {} views, {} sales with rules, {} notifications \
              ({} calls again), {} leases completed, {} failed, {} left, {} dead letters redriven, {} actions \
-             of operators, {} requests repeated, {} processes started again",
+             of operators, {} replays of {} events, {} requests repeated, {} processes started again",
             report.faults.values().sum::<usize>(), report.seconds, report.processes, report.seed,
             report.views, report.sales, report.notifications, report.notifications_repeated,
             report.leases_completed, report.leases_failed, report.leases_left,
-            report.dead_letters_redriven, report.operations, report.requests_repeated, report.restarts,
+            report.dead_letters_redriven, report.operations, report.replays.replays, report.replays.events,
+            report.requests_repeated, report.restarts,
         );
         let _ = writeln!(text, "drained in {} ms after the last fault", report.drained_ms);
         for (when, used) in ["start", "maximum", "end"].iter().zip(&report.resources) {

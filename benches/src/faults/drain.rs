@@ -6,7 +6,9 @@ use redis::aio::MultiplexedConnection;
 use tokio::time::{Instant, sleep};
 
 use super::load::{Load, PIPELINES};
+use super::servers::ask_holder;
 use super::verdict;
+use super::world::SHARDS;
 use crate::error::BenchError;
 
 /// After the last fault, there must be less left within this time. A busy machine needs long for all of it.
@@ -15,8 +17,6 @@ const LESS_WITHIN: Duration = Duration::from_secs(60);
 const STANDS: Duration = Duration::from_secs(5);
 /// Maximum time for all of it.
 const DRAINS: Duration = Duration::from_secs(600);
-/// Shards, as in the configuration of the processes.
-const SHARDS: u16 = 8;
 const STREAM: &str = "fairlane:events";
 const BUILT_IN: [&str; 3] = ["automations", "counters", "notifications"];
 /// What must be so for this long, because a rule may emit a further event.
@@ -62,13 +62,14 @@ pub(super) async fn drain(
 
 /// What is queued, leased, not copied, or not counted yet.
 async fn left(load: &Load) -> Result<Vec<(String, u64)>, BenchError> {
-    let mut connection = load.world.redis.lock().await.primary.connection().await;
+    let mut primaries = load.world.redis.lock().await.primaries().await;
     let mut left = Vec::new();
-    let last: redis::Value =
-        redis::cmd("XINFO").arg("STREAM").arg(STREAM).query_async(&mut connection).await?;
+    let mut stream = redis::pipe();
+    stream.cmd("XINFO").arg("STREAM").arg(STREAM);
+    let [last]: [redis::Value; 1] = ask_holder(&mut primaries, &stream).await?;
     let last = last_id(last);
     for pipeline in PIPELINES.iter().map(|(name, ..)| *name).chain(BUILT_IN) {
-        for (what, count) in of_pipeline(pipeline, &last, &mut connection).await? {
+        for (what, count) in of_pipeline(pipeline, &last, &mut primaries).await? {
             if count > 0 {
                 left.push((format!("{pipeline}: {what}"), count));
             }
@@ -102,26 +103,15 @@ async fn left(load: &Load) -> Result<Vec<(String, u64)>, BenchError> {
 async fn of_pipeline(
     pipeline: &str,
     last: &str,
-    connection: &mut MultiplexedConnection,
+    primaries: &mut [MultiplexedConnection],
 ) -> Result<[(&'static str, u64); 3], BenchError> {
-    let mut pipe = redis::pipe();
+    let (mut depth, mut leased, mut behind) = (0, 0, 0);
     for shard in 0..SHARDS {
         let key = |name: &str| format!("fl:{{{pipeline}:{shard}}}:{name}");
-        pipe.hget(key("meta"), "depth");
-        pipe.hlen(key("own"));
-        pipe.hget(key("hwm"), STREAM);
-    }
-    let answers: Vec<(Option<u64>, u64, Option<String>)> = {
-        let values: Vec<redis::Value> = pipe.query_async(connection).await?;
-        let mut answers = Vec::new();
-        for of_shard in values.chunks(3) {
-            let value = redis::Value::Array(of_shard.to_vec());
-            answers.push(redis::from_redis_value(value).map_err(redis::RedisError::from)?);
-        }
-        answers
-    };
-    let (mut depth, mut leased, mut behind) = (0, 0, 0);
-    for (queued, owners, copied) in answers {
+        let mut pipe = redis::pipe();
+        pipe.hget(key("meta"), "depth").hlen(key("own")).hget(key("hwm"), STREAM);
+        let (queued, owners, copied): (Option<u64>, u64, Option<String>) =
+            ask_holder(primaries, &pipe).await?;
         depth += queued.unwrap_or_default();
         leased += owners;
         // Notifications are not copied from the bus.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fairlane_testkit::process::signal;
-use fairlane_testkit::proxy::ProxyMode;
+use fairlane_testkit::proxy::{Proxy, ProxyMode};
 use fairlane_testkit::redis::RedisServer;
 use redis::aio::MultiplexedConnection;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
@@ -11,12 +11,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::STOPS;
 use super::plan::{Fault, Planned};
+use super::servers::{FOLLOWS, Servers, ask, info, late, other};
 use super::worker::now_us;
-use super::world::{RedisPair, World, arguments, redis};
+use super::world::World;
 use crate::error::BenchError;
 
-/// How long a replica may take to have everything.
-const FOLLOWS: Duration = Duration::from_secs(60);
 /// Bandwidth of a throttled network, bytes per second.
 const LITTLE: u32 = 40_000;
 
@@ -38,15 +37,12 @@ impl World {
             | Fault::ProcessStopped
             | Fault::ProcessReloaded
             | Fault::ClockStepped => self.inject_process(planned).await?,
-            Fault::NetworkCut
-            | Fault::NetworkSlow
-            | Fault::NetworkHeld
-            | Fault::NetworkThrottled
-            | Fault::NetworkRefused
-            | Fault::RepliesLost
-            | Fault::ReplySwallowed => {
+            fault if fault.is_between_process_and_redis() => {
                 let _line = node.redis_line.lock().await;
-                self.inject_network(planned).await
+                let proxy = node.redis.as_ref().ok_or_else(|| {
+                    BenchError::Campaign(format!("{} needs a proxy", fault.name()))
+                })?;
+                inject_network(planned, proxy).await
             }
             Fault::MongoThrottled | Fault::MongoRepliesLost => {
                 let _line = node.mongo_line.lock().await;
@@ -109,49 +105,6 @@ impl World {
         Ok(started)
     }
 
-    async fn inject_network(&self, planned: Planned) -> u64 {
-        let proxy = &self.nodes[planned.process].redis;
-        let started = now_us();
-        let mode = match planned.fault {
-            Fault::NetworkSlow => {
-                Some(ProxyMode::Delay(Duration::from_millis(5 + planned.dice % 95)))
-            }
-            Fault::NetworkHeld => Some(ProxyMode::Hold),
-            Fault::NetworkThrottled => Some(ProxyMode::Rate(LITTLE)),
-            Fault::NetworkRefused => Some(ProxyMode::Refuse),
-            _ => None,
-        };
-        if let Some(mode) = mode {
-            proxy.set(mode);
-            if planned.fault == Fault::NetworkRefused {
-                proxy.cut();
-            }
-            sleep(planned.lasts()).await;
-            proxy.set(ProxyMode::Pass);
-            return started;
-        }
-        match planned.fault {
-            Fault::RepliesLost => {
-                proxy.lose_replies();
-                sleep(planned.lasts()).await;
-            }
-            Fault::ReplySwallowed => {
-                let nth = 1 + u32::try_from(planned.dice % 20).unwrap_or_default();
-                proxy.swallow("EVALSHA", nth);
-                // Until it is met, or the process has nothing to do.
-                let before = proxy.swallowed();
-                let _ = timeout(Duration::from_secs(2), async {
-                    while proxy.swallowed() == before {
-                        sleep(Duration::from_millis(5)).await;
-                    }
-                })
-                .await;
-            }
-            _ => proxy.cut(),
-        }
-        started
-    }
-
     async fn inject_mongo(&self, planned: Planned) -> Result<u64, BenchError> {
         let mut mongo = self.mongo.lock().await;
         let started = now_us();
@@ -170,22 +123,42 @@ impl World {
     }
 
     async fn inject_redis(&self, planned: Planned) -> Result<u64, BenchError> {
-        let mut pair = self.redis.lock().await;
+        let mut servers = self.redis.lock().await;
+        match (planned.fault, &mut *servers) {
+            (Fault::Failover, Servers::Pair(pair)) => {
+                let started = now_us();
+                pair.fail_over(|address| {
+                    for proxy in self.nodes.iter().filter_map(|node| node.redis.as_ref()) {
+                        proxy.lead_to(address);
+                        proxy.cut();
+                    }
+                })
+                .await?;
+                return Ok(started);
+            }
+            (Fault::ClusterFailover, Servers::Cluster(cluster)) => {
+                return cluster.fail_over(planned.dice).await;
+            }
+            (Fault::SlotsMoved, Servers::Cluster(cluster)) => {
+                return cluster.move_shard(planned.dice).await;
+            }
+            _ => {}
+        }
+        let server = servers.target(planned.dice).await?;
         let started = now_us();
         match planned.fault {
             Fault::RedisKilled => {
-                pair.primary.kill9();
+                server.kill9();
                 sleep(planned.lasts()).await;
-                tokio::task::block_in_place(|| pair.primary.restart());
+                tokio::task::block_in_place(|| server.restart());
             }
             Fault::RedisFrozen => {
-                pair.primary.sigstop();
+                server.sigstop();
                 sleep(planned.lasts()).await;
-                pair.primary.sigcont();
+                server.sigcont();
             }
-            Fault::Failover => self.fail_over(&mut pair).await?,
             fault => {
-                let mut connection = pair.primary.connection().await;
+                let mut connection = server.connection().await;
                 match fault {
                     Fault::RedisSleeps => {
                         let seconds = planned.lasts().as_secs_f64().to_string();
@@ -197,53 +170,62 @@ impl World {
                         ask(&mut connection, &["CONFIG", "SET", "maxmemory", "0"]).await?;
                     }
                     Fault::DiskFull => {
-                        disk_full(&pair.primary, &mut connection, planned.lasts()).await?;
+                        disk_full(server, &mut connection, planned.lasts()).await?;
                     }
                     Fault::ScriptsFlushed => ask(&mut connection, &["SCRIPT", "FLUSH"]).await?,
-                    _ => {
+                    Fault::ClientsKilled => {
                         let kill = ["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"];
                         ask(&mut connection, &kill).await?;
+                    }
+                    other => {
+                        let why = format!("{} needs other servers", other.name());
+                        return Err(BenchError::Campaign(why));
                     }
                 }
             }
         }
         Ok(started)
     }
+}
 
-    /// The replica takes over, as in a planned failover: no write is lost. The old primary is killed,
-    /// and a new replica starts.
-    async fn fail_over(&self, pair: &mut RedisPair) -> Result<(), BenchError> {
-        let mut old = pair.primary.connection().await;
-        let mut new = pair.replica.connection().await;
-        let until = Instant::now() + FOLLOWS;
-        while !info(&mut new, "replication").await?.contains("master_link_status:up") {
-            late(until, "the replica does not follow the primary")?;
-            sleep(Duration::from_millis(50)).await;
+async fn inject_network(planned: Planned, proxy: &Proxy) -> u64 {
+    let started = now_us();
+    let mode = match planned.fault {
+        Fault::NetworkSlow => Some(ProxyMode::Delay(Duration::from_millis(5 + planned.dice % 95))),
+        Fault::NetworkHeld => Some(ProxyMode::Hold),
+        Fault::NetworkThrottled => Some(ProxyMode::Rate(LITTLE)),
+        Fault::NetworkRefused => Some(ProxyMode::Refuse),
+        _ => None,
+    };
+    if let Some(mode) = mode {
+        proxy.set(mode);
+        if planned.fault == Fault::NetworkRefused {
+            proxy.cut();
         }
-        // After a full synchronisation, a replica writes its commands into a temporary file until it has
-        // rewritten its append-only file. A kill before that would lose its data.
-        while !is_durable(&info(&mut new, "persistence").await?) {
-            late(until, "the replica does not rewrite its append-only file")?;
-            sleep(Duration::from_millis(50)).await;
-        }
-        ask(&mut old, &["CLIENT", "PAUSE", "60000", "WRITE"]).await?;
-        let target = offset(&info(&mut old, "replication").await?, "master_repl_offset:");
-        while offset(&info(&mut new, "replication").await?, "slave_repl_offset:") < target {
-            late(until, "the replica does not reach the primary")?;
-            sleep(Duration::from_millis(5)).await;
-        }
-        ask(&mut new, &["REPLICAOF", "NO", "ONE"]).await?;
-        pair.primary.kill9();
-        let address = pair.replica.tcp_addr();
-        for node in &self.nodes {
-            node.redis.lead_to(address);
-            node.redis.cut();
-        }
-        let follower = tokio::task::block_in_place(|| redis(Some(address)));
-        pair.primary = std::mem::replace(&mut pair.replica, follower);
-        pair.primary.set_arguments(&arguments(None));
-        Ok(())
+        sleep(planned.lasts()).await;
+        proxy.set(ProxyMode::Pass);
+        return started;
     }
+    match planned.fault {
+        Fault::RepliesLost => {
+            proxy.lose_replies();
+            sleep(planned.lasts()).await;
+        }
+        Fault::ReplySwallowed => {
+            let nth = 1 + u32::try_from(planned.dice % 20).unwrap_or_default();
+            proxy.swallow("EVALSHA", nth);
+            // Until it is met, or the process has nothing to do.
+            let before = proxy.swallowed();
+            let _ = timeout(Duration::from_secs(2), async {
+                while proxy.swallowed() == before {
+                    sleep(Duration::from_millis(5)).await;
+                }
+            })
+            .await;
+        }
+        _ => proxy.cut(),
+    }
+    started
 }
 
 /// Limits the files of Redis to their present length for some time. With `appendfsync always`, Redis
@@ -267,39 +249,4 @@ async fn disk_full(
         sleep(Duration::from_millis(50)).await;
     }
     ask(connection, &["CONFIG", "SET", "appendfsync", "always"]).await
-}
-
-async fn ask(connection: &mut MultiplexedConnection, words: &[&str]) -> Result<(), BenchError> {
-    let mut command = redis::cmd(words[0]);
-    command.arg(&words[1..]);
-    let _: redis::Value = command.query_async(connection).await?;
-    Ok(())
-}
-
-/// A section of `INFO`.
-pub(crate) async fn info(
-    connection: &mut MultiplexedConnection,
-    section: &str,
-) -> Result<String, BenchError> {
-    Ok(redis::cmd("INFO").arg(section).query_async(connection).await?)
-}
-
-/// Whether a restart finds all commands in the append-only file.
-fn is_durable(persistence: &str) -> bool {
-    let states =
-        ["aof_rewrite_in_progress:0", "aof_rewrite_scheduled:0", "aof_last_bgrewrite_status:ok"];
-    states.iter().all(|state| persistence.contains(state))
-}
-
-fn offset(info: &str, name: &str) -> u64 {
-    let line = info.lines().find_map(|line| line.strip_prefix(name));
-    line.and_then(|number| number.trim().parse().ok()).unwrap_or_default()
-}
-
-fn late(until: Instant, what: &str) -> Result<(), BenchError> {
-    if Instant::now() < until { Ok(()) } else { Err(BenchError::Campaign(what.to_owned())) }
-}
-
-fn other(error: impl std::fmt::Display) -> BenchError {
-    BenchError::Campaign(error.to_string())
 }

@@ -16,6 +16,7 @@ use tokio::time::sleep;
 
 use super::api::{Api, json};
 use super::hooks::Hooks;
+use super::replays::Replayed;
 use super::worker::{POISON, now_us, random_ms};
 use super::world::{LIMIT, World};
 
@@ -50,8 +51,12 @@ pub(crate) struct Sent {
     pub(crate) event: u32,
     /// Whether it fails until the end of the campaign.
     pub(crate) poison: bool,
-    /// When it was acknowledged, see [`now_us`].
+    /// When it was published for the first time, see [`now_us`].
+    pub(crate) asked: u64,
+    /// When it was acknowledged.
     pub(crate) at: u64,
+    /// How often it was published: the bus may have a copy of each.
+    pub(crate) copies: u32,
 }
 
 impl Sent {
@@ -85,6 +90,7 @@ pub(crate) struct Acknowledged {
     pub(crate) sales: BTreeMap<String, u64>,
     pub(crate) notifications: Vec<Due>,
     pub(crate) operations: u64,
+    pub(crate) replays: Vec<Replayed>,
     /// Answers that no client should get.
     pub(crate) refused: Vec<String>,
 }
@@ -124,6 +130,8 @@ pub(crate) struct Load {
     /// When events ceased to fail on purpose, see [`now_us`].
     pub(crate) cured: AtomicU64,
     acknowledged: Mutex<Acknowledged>,
+    /// When the load started, see [`now_us`].
+    pub(crate) since: AtomicU64,
     /// Repeated requests.
     pub(crate) repeated: AtomicU64,
 }
@@ -138,6 +146,7 @@ impl Load {
             day: AtomicU32::new(0),
             cured: AtomicU64::new(u64::MAX),
             acknowledged: Mutex::default(),
+            since: AtomicU64::new(0),
             repeated: AtomicU64::new(0),
         }
     }
@@ -155,12 +164,13 @@ impl Load {
         &self.world.nodes[place].api
     }
 
-    /// Repeats a request at changing processes until it is acknowledged with one of `codes`.
-    async fn until(&self, codes: &[u16], request: &Request<'_>) -> Response {
-        loop {
+    /// Repeats a request at changing processes until it is acknowledged with one of `codes`. Returns the
+    /// answer, and the number of requests.
+    async fn until(&self, codes: &[u16], request: &Request<'_>) -> (Response, u32) {
+        for requests in 1.. {
             let answer = request.send(self.api()).await;
             if codes.contains(&answer.code) {
-                return answer;
+                return (answer, requests);
             }
             // No answer, a process that stops, backpressure.
             if !matches!(answer.code, 0 | 429 | 503 | 504) {
@@ -173,6 +183,7 @@ impl Load {
             self.repeated.fetch_add(1, Ordering::Relaxed);
             sleep(RETRY).await;
         }
+        unreachable!("the loop ends with an answer")
     }
 
     /// Publishes the events of one pipeline, `rate` a second, in batches.
@@ -202,21 +213,26 @@ impl Load {
                     key: u8::try_from(key).unwrap_or_default(),
                     event: *position,
                     poison,
+                    asked: 0,
                     at: 0,
+                    copies: 0,
                 });
                 *position += 1;
             }
-            self.put_on_the_bus(&events).await;
+            let asked = now_us();
+            let copies = self.put_on_the_bus(&events).await;
             let at = now_us();
-            self.acknowledged().sent.extend(batch.into_iter().map(|sent| Sent { at, ..sent }));
+            let sent = batch.into_iter().map(|sent| Sent { asked, at, copies, ..sent });
+            self.acknowledged().sent.extend(sent);
             sleep((Duration::from_secs(1) / batches).saturating_sub(started.elapsed())).await;
         }
     }
 
-    async fn put_on_the_bus(&self, events: &[Value]) {
+    /// Returns the number of requests.
+    async fn put_on_the_bus(&self, events: &[Value]) -> u32 {
         let kind = "application/cloudevents-batch+json";
         let request = Request { kind, ..Request::json("POST", "/v1/events", &json!(events)) };
-        self.until(&[202], &request).await;
+        self.until(&[202], &request).await.1
     }
 
     /// Stores the rules of all shops: a sale emits one event now and one later, and all are counted.
@@ -297,7 +313,7 @@ impl Load {
             body["delay"] = json!(Duration::from_millis(delay).as_secs_f64());
             let asked = millis(SystemClock.now());
             let request = Request::json("POST", "/send_delayed", &body);
-            let answer = self.until(&[200, 202], &request).await;
+            let (answer, _) = self.until(&[200, 202], &request).await;
             let id = answer.header("x-event-id").unwrap_or_default().replace('.', "-");
             // A repeated request names the notification of the first one.
             let due = Due { id, earliest_ms: asked + delay };
@@ -306,14 +322,14 @@ impl Load {
         }
     }
 
-    /// What operators do: they look, pause, resume, and break leases.
+    /// What operators do: they look, pause, resume, break leases, and replay.
     pub(crate) async fn operate(&self) {
         while !self.ends() {
             let pipeline = rand::rng().random_range(0..PIPELINES.len());
             let (name, bots, ..) = PIPELINES[pipeline];
             let bot = format!("{name}-{}", rand::rng().random_range(0..bots));
             let of_bot = format!("/v1/pipelines/{name}/bots/{bot}");
-            let action = rand::rng().random_range(0..6);
+            let action = rand::rng().random_range(0..7);
             match action {
                 0 => {
                     let body = json!({ "reason": "the campaign" });
@@ -325,6 +341,7 @@ impl Load {
                 2 => drop(self.api().get(&format!("/v1/pipelines/{name}/bots?sort=age")).await),
                 3 => drop(self.api().get(&format!("{of_bot}/attempts")).await),
                 4 => drop(self.api().get("/v1/problems").await),
+                5 => self.replay().await,
                 _ => {
                     let of_all = format!("/v1/pipelines/{name}");
                     self.api().post(&format!("{of_all}/pause"), &json!({})).await;
@@ -335,6 +352,25 @@ impl Load {
             self.acknowledged().operations += 1;
             sleep(random_ms(100..900)).await;
         }
+    }
+
+    /// Replays the last seconds of a bot of the first pipeline.
+    async fn replay(&self) {
+        let (name, bots, ..) = PIPELINES[0];
+        let bot = rand::rng().random_range(0..bots);
+        let Some(replayed) = Replayed::draw(bot, self.since.load(Ordering::Relaxed)) else {
+            return;
+        };
+        let path = format!("/v1/pipelines/{name}/replay");
+        let body = replayed.request(&format!("{name}-{bot}"));
+        loop {
+            let (answer, _) = self.until(&[200], &Request::json("POST", &path, &body)).await;
+            if json(&answer)["done"] == true {
+                break;
+            }
+            sleep(RETRY).await;
+        }
+        self.acknowledged().replays.push(replayed.ends());
     }
 
     async fn resume(&self, path: &str) {
@@ -359,7 +395,7 @@ impl Load {
         let mut redriven = 0;
         for name in PIPELINES.iter().map(|(name, ..)| *name).chain(["automations"]) {
             let path = format!("/v1/pipelines/{name}/dead/redrive");
-            let answer = self.until(&[200], &Request::json("POST", &path, &json!({}))).await;
+            let (answer, _) = self.until(&[200], &Request::json("POST", &path, &json!({}))).await;
             redriven += json(&answer)["redriven"].as_u64().unwrap_or_default();
         }
         redriven
@@ -368,7 +404,7 @@ impl Load {
     /// The totals of these ads as a process reports them.
     pub(crate) async fn totals(&self, bot: &str, ads: &[&str]) -> BTreeMap<String, u64> {
         let path = format!("/v1/bots/{bot}/counters?ids={}", ads.join(","));
-        let answer = self.until(&[200], &Request::json("GET", &path, &Value::Null)).await;
+        let (answer, _) = self.until(&[200], &Request::json("GET", &path, &Value::Null)).await;
         let totals = json(&answer)["totals"].clone();
         serde_json::from_value(totals).unwrap_or_default()
     }

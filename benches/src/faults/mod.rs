@@ -1,7 +1,7 @@
 //! `fairlane-bench faults`: a long, random campaign against the whole system, and a verdict.
 //!
-//! Several processes run every product at the same time, on a durable Redis with a replica and on
-//! MongoDB. Faults of many kinds are drawn from a seed. At the end, all faults are over, and what was
+//! Several processes run every product at the same time, on a durable Redis with a replica, or on a
+//! Redis Cluster, and on MongoDB. Faults of many kinds are drawn from a seed. At the end, all faults are over, and what was
 //! acknowledged must have had its effect: everything once, in order, and in time.
 //!
 //! A seed gives the same faults at the same times again. What meets them differs from run to run,
@@ -9,11 +9,14 @@
 
 mod api;
 mod clock;
+mod cluster;
 mod drain;
 mod hooks;
 mod inject;
 mod load;
 pub(crate) mod plan;
+mod replays;
+mod servers;
 pub(crate) mod soak;
 mod verdict;
 mod watch;
@@ -38,6 +41,7 @@ use self::inject::Injected;
 use self::load::{Load, PIPELINES};
 pub(crate) use self::plan::Fault;
 use self::plan::Planned;
+pub(crate) use self::replays::Replays;
 pub(crate) use self::verdict::Pipeline;
 use self::watch::{FirstDone, Recovery, Resources};
 use self::worker::now_us;
@@ -67,6 +71,8 @@ pub(crate) struct Options {
     /// Events per second.
     pub(crate) rate: u32,
     pub(crate) processes: usize,
+    /// Whether Redis is a cluster.
+    pub(crate) cluster: bool,
     /// The kinds of faults; all if empty.
     pub(crate) only: Vec<Fault>,
     /// Whether to search for the smallest plan that still fails.
@@ -79,6 +85,7 @@ pub(crate) struct Report {
     pub(crate) seed: u64,
     pub(crate) seconds: u64,
     pub(crate) processes: usize,
+    pub(crate) cluster: bool,
     /// The promises that did not hold, in words. Empty: all held.
     pub(crate) violations: Vec<String>,
     pub(crate) pipelines: Vec<Pipeline>,
@@ -93,6 +100,7 @@ pub(crate) struct Report {
     pub(crate) leases_failed: u32,
     pub(crate) leases_left: u32,
     pub(crate) operations: u64,
+    pub(crate) replays: Replays,
     pub(crate) dead_letters_redriven: u64,
     pub(crate) requests_repeated: u64,
     /// Processes that ended by themselves, because a store was unavailable at their start, and were
@@ -120,7 +128,12 @@ pub(crate) async fn run(
     watch: impl Fn(&'static str, u64),
 ) -> Result<Report, BenchError> {
     let length = Duration::from_secs(options.seconds);
-    let all = if options.only.is_empty() { Fault::value_variants() } else { &options.only };
+    let possible = Fault::value_variants().iter().filter(|kind| kind.happens_with(options.cluster));
+    let possible: Vec<_> = possible.copied().collect();
+    if let Some(kind) = options.only.iter().find(|kind| !possible.contains(kind)) {
+        return Err(BenchError::Fault { kind: kind.name(), cluster: options.cluster });
+    }
+    let all = if options.only.is_empty() { &possible } else { &options.only };
     let kinds: Vec<_> = all
         .iter()
         .copied()
@@ -194,7 +207,7 @@ async fn campaign_in(
     let mut background = JoinSet::new();
     let hooks = Hooks::start(directory, &mut background).await?;
     watch("processes that start", 0);
-    let world = World::start(directory, options.processes, hooks.address).await?;
+    let world = World::start(directory, options.processes, options.cluster, hooks.address).await?;
     hooks.know(world.nodes.iter().map(|node| node.api.clone()).collect());
     let load = Arc::new(Load::new(Arc::new(world), hooks));
     let of = Arc::clone(&load.world);
@@ -204,6 +217,7 @@ async fn campaign_in(
         seed: options.seed,
         seconds: options.seconds,
         processes: options.processes,
+        cluster: options.cluster,
         ..Report::default()
     };
     let loads = start_load(&load, options.rate, options.seed);
@@ -225,6 +239,7 @@ async fn campaign_in(
 
 /// Starts all kinds of load.
 fn start_load(load: &Arc<Load>, rate: u32, seed: u64) -> JoinSet<()> {
+    load.since.store(now_us(), Ordering::Relaxed);
     let mut loads = JoinSet::new();
     for (place, (.., percent)) in PIPELINES.into_iter().enumerate() {
         let (load, rate) = (Arc::clone(load), rate * percent / 100);
@@ -311,7 +326,7 @@ async fn settle(
     fs::write(load.world.directory.join("cured"), "")?;
     let (redriven, drained) = drain::drain(load, watch).await?;
     if let Err(left) = drained {
-        load.world.redis.lock().await.primary.keep_data(&load.world.directory.join("redis"));
+        load.world.redis.lock().await.keep_data(&load.world.directory.join("redis")).await;
         broken.push(format!("not everything is handled after the load: {left}"));
     }
     Ok((redriven, broken))
@@ -333,6 +348,9 @@ async fn judge(
     let history = (directory, load.cured.load(Ordering::Relaxed));
     report.pipelines =
         verdict::pipelines(history, &acknowledged.sent, &mut first_done, &mut report.violations)?;
+    let replays = &acknowledged.replays;
+    report.replays =
+        replays::judge(history, replays, &acknowledged.sent, &first_done, &mut report.violations)?;
     report.recoveries = first_done.recoveries(&acknowledged.sent, faults);
     let clocks = faults.iter().any(|fault| fault.planned.fault == Fault::ClockStepped);
     let called = std::mem::take(&mut *load.hooks.notified.lock().expect("no task panicked"));
@@ -360,8 +378,8 @@ async fn judge(
     report.log_lines_per_minute =
         levels.into_iter().map(|(level, count)| (level, rate(count))).collect();
     report.violations.extend(panics.into_iter().map(|line| format!("a process says: {line}")));
-    let mut connection = load.world.redis.lock().await.primary.connection().await;
-    report.keys = watch::keys(&mut connection).await?;
+    let mut primaries = load.world.redis.lock().await.primaries().await;
+    report.keys = watch::keys(&mut primaries).await?;
     report.resources[2] = Resources::of(steady).unwrap_or_default();
     report.resources[1] = report.resources[1].max(report.resources[2]);
     grown(report);

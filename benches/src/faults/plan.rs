@@ -40,6 +40,10 @@ pub(crate) enum Fault {
     ClientsKilled,
     /// The replica takes over, and the primary is killed.
     Failover,
+    /// A replica in a cluster takes over, on demand or because its primary was killed.
+    ClusterFailover,
+    /// The slot of a shard moves to another primary of a cluster.
+    SlotsMoved,
     /// All connections of a process to Redis are cut.
     NetworkCut,
     /// Each command and each reply between a process and Redis waits.
@@ -70,6 +74,30 @@ impl Fault {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
+    /// Whether it concerns what a process and Redis send to each other.
+    pub(crate) fn is_between_process_and_redis(self) -> bool {
+        matches!(
+            self,
+            Self::NetworkCut
+                | Self::NetworkSlow
+                | Self::NetworkHeld
+                | Self::NetworkThrottled
+                | Self::NetworkRefused
+                | Self::RepliesLost
+                | Self::ReplySwallowed
+        )
+    }
+
+    /// Whether it can happen with a cluster, or with one server and its replica. The processes reach the
+    /// nodes of a cluster without a proxy.
+    pub(crate) fn happens_with(self, cluster: bool) -> bool {
+        match self {
+            Self::ClusterFailover | Self::SlotsMoved => cluster,
+            Self::Failover => !cluster,
+            fault => !(cluster && fault.is_between_process_and_redis()),
+        }
+    }
+
     /// How long it lasts, ms.
     fn lasts(self) -> std::ops::RangeInclusive<u64> {
         match self {
@@ -89,6 +117,8 @@ impl Fault {
             | Self::ScriptsFlushed
             | Self::ClientsKilled
             | Self::Failover
+            | Self::ClusterFailover
+            | Self::SlotsMoved
             | Self::NetworkCut
             | Self::ReplySwallowed => 0..=0,
         }
@@ -98,7 +128,12 @@ impl Fault {
     fn weight(self) -> u32 {
         match self {
             Self::ProcessKilled | Self::ProcessFrozen | Self::ReplySwallowed => 3,
-            Self::RedisKilled | Self::RedisFrozen | Self::RepliesLost | Self::NetworkCut => 2,
+            Self::RedisKilled
+            | Self::RedisFrozen
+            | Self::ClusterFailover
+            | Self::SlotsMoved
+            | Self::RepliesLost
+            | Self::NetworkCut => 2,
             _ => 1,
         }
     }
@@ -202,6 +237,14 @@ mod tests {
         let kinds = Fault::value_variants();
         let (short, long) = (plan(7, MINUTE, 3, 1, kinds), plan(7, MINUTE * 2, 3, 1, kinds));
         assert_eq!(short[..], long[..short.len()]);
+    }
+
+    #[test]
+    fn each_kind_happens_with_one_server_or_with_a_cluster() {
+        for &fault in Fault::value_variants() {
+            assert!(fault.happens_with(false) || fault.happens_with(true), "{fault:?}");
+        }
+        assert!(!Fault::NetworkCut.happens_with(true) && Fault::MongoKilled.happens_with(true));
     }
 
     #[test]

@@ -62,65 +62,92 @@ impl Pipeline {
     }
 }
 
+/// An event that must have been handled.
+pub(super) struct Expected {
+    pub(super) lane: String,
+    pub(super) event: u32,
+    /// Whether it fails until `cured`.
+    pub(super) poison: bool,
+}
+
 /// Reads all histories in a directory. `cured`: when events ceased to fail on purpose.
 pub(crate) fn pipelines(
-    (directory, cured): (&Path, u64),
+    history: (&Path, u64),
     sent: &[Sent],
     first_done: &mut FirstDone,
     violations: &mut Vec<String>,
 ) -> Result<Vec<Pipeline>, BenchError> {
     let mut all = Vec::new();
     for (place, (pipeline, ..)) in PIPELINES.into_iter().enumerate() {
-        let mut checker = Checker::new();
-        for event in sent.iter().filter(|event| usize::from(event.pipeline) == place) {
-            checker.add(&Record::Sent { bot: &event.lane(), event: event.event });
-        }
-        // Events that fail on purpose become dead letters, and bots go on. It is not known when: the
-        // completion that did it may have no reply. The last failure is taken for it, and the first one
-        // for its request, so that no lease in between makes it stale. When they are put back later,
-        // they may fail for another reason, which does not count.
-        let poison =
-            sent.iter().filter(|event| usize::from(event.pipeline) == place && event.poison);
-        let poison: BTreeSet<_> = poison.map(|event| (event.lane(), event.event)).collect();
-        let mut died: BTreeMap<(String, u32), Died> = BTreeMap::new();
+        let expected: Vec<_> = sent
+            .iter()
+            .filter(|event| usize::from(event.pipeline) == place)
+            .map(|sent| Expected { lane: sent.lane(), event: sent.event, poison: sent.poison })
+            .collect();
         let mut handled: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-        for file in histories(directory, pipeline)? {
-            let bytes = fs::read(&file)?;
-            let complete = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
-            for line in String::from_utf8_lossy(&bytes[..complete]).lines() {
-                let Some(record) = Record::parse(line) else {
-                    violations.push(format!("{}: no record: {line:?}", file.display()));
-                    continue;
-                };
-                checker.add(&record);
-                first_done.note(&record);
-                if let Record::Handled {
-                    bot, event, fence, ended, outcome: Outcome::Failed, ..
-                } = record
-                {
-                    let failed = (bot.to_owned(), event);
-                    if ended <= cured && poison.contains(&failed) {
-                        let first = Died { first: ended, last: ended, fence };
-                        let died = died.entry(failed).or_insert(first);
-                        died.first = died.first.min(ended);
-                        (died.last, died.fence) = (died.last.max(ended), died.fence.max(fence));
-                    }
-                }
-                if pipeline == "limited"
-                    && let Record::Handled { bot, started, .. } = record
-                {
-                    handled.entry(bot.to_owned()).or_default().push(started);
-                }
+        let found = history_of(history, pipeline, &expected, violations, |record| {
+            first_done.note(record);
+            if pipeline == "limited"
+                && let Record::Handled { bot, started, .. } = *record
+            {
+                handled.entry(bot.to_owned()).or_default().push(started);
             }
-        }
-        for ((bot, event), &Died { first: asked, last: at, fence }) in &died {
-            let events = Cow::Owned(vec![*event]);
-            checker.add(&Record::Committed { bot, events, fence, asked, at, process: 0 });
-        }
+            true
+        })?;
         too_fast(&handled, violations);
-        all.push(judged(pipeline, checker.report(), violations));
+        all.push(judged(pipeline, found, violations));
     }
     Ok(all)
+}
+
+/// Reads the histories of this name, and judges those of their records that `keep` keeps.
+pub(super) fn history_of(
+    (directory, cured): (&Path, u64),
+    name: &str,
+    expected: &[Expected],
+    violations: &mut Vec<String>,
+    mut keep: impl FnMut(&Record<'_>) -> bool,
+) -> Result<History, BenchError> {
+    let mut checker = Checker::new();
+    for Expected { lane, event, .. } in expected {
+        checker.add(&Record::Sent { bot: lane, event: *event });
+    }
+    // Events that fail on purpose become dead letters, and bots go on. It is not known when: the
+    // completion that did it may have no reply. The last failure is taken for it, and the first one
+    // for its request, so that no lease in between makes it stale. When they are put back later,
+    // they may fail for another reason, which does not count.
+    let poison = expected.iter().filter(|expected| expected.poison);
+    let poison: BTreeSet<_> = poison.map(|event| (event.lane.as_str(), event.event)).collect();
+    let mut died: BTreeMap<(String, u32), Died> = BTreeMap::new();
+    for file in histories(directory, name)? {
+        let bytes = fs::read(&file)?;
+        let complete = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
+        for line in String::from_utf8_lossy(&bytes[..complete]).lines() {
+            let Some(record) = Record::parse(line) else {
+                violations.push(format!("{}: no record: {line:?}", file.display()));
+                continue;
+            };
+            if !keep(&record) {
+                continue;
+            }
+            checker.add(&record);
+            if let Record::Handled { bot, event, fence, ended, outcome: Outcome::Failed, .. } =
+                record
+                && ended <= cured
+                && poison.contains(&(bot, event))
+            {
+                let first = Died { first: ended, last: ended, fence };
+                let died = died.entry((bot.to_owned(), event)).or_insert(first);
+                died.first = died.first.min(ended);
+                (died.last, died.fence) = (died.last.max(ended), died.fence.max(fence));
+            }
+        }
+    }
+    for ((bot, event), &Died { first: asked, last: at, fence }) in &died {
+        let events = Cow::Owned(vec![*event]);
+        checker.add(&Record::Committed { bot, events, fence, asked, at, process: 0 });
+    }
+    Ok(checker.report())
 }
 
 fn judged(pipeline: &'static str, mut history: History, violations: &mut Vec<String>) -> Pipeline {
@@ -151,8 +178,12 @@ fn judged(pipeline: &'static str, mut history: History, violations: &mut Vec<Str
     }
 }
 
-fn histories(directory: &Path, pipeline: &str) -> Result<Vec<std::path::PathBuf>, BenchError> {
-    let (start, end) = (format!("{pipeline}-"), ".history");
+/// The files of the histories of this name.
+pub(super) fn histories(
+    directory: &Path,
+    name: &str,
+) -> Result<Vec<std::path::PathBuf>, BenchError> {
+    let (start, end) = (format!("{name}-"), ".history");
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;

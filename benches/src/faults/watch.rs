@@ -96,20 +96,24 @@ pub(crate) fn fault_lines(faults: &[Injected]) -> String {
 
 /// The keys by kind, with numbers and names of bots replaced.
 pub(crate) async fn keys(
-    connection: &mut MultiplexedConnection,
+    primaries: &mut [MultiplexedConnection],
 ) -> Result<BTreeMap<String, u64>, BenchError> {
-    let (mut kinds, mut cursor) = (BTreeMap::new(), 0_u64);
-    loop {
-        let (next, keys): (u64, Vec<Vec<u8>>) =
-            redis::cmd("SCAN").arg(cursor).arg("COUNT").arg(1_000).query_async(connection).await?;
-        for key in keys {
-            *kinds.entry(kind(&String::from_utf8_lossy(&key))).or_default() += 1;
+    let mut kinds = BTreeMap::new();
+    for primary in primaries {
+        let mut cursor = 0_u64;
+        loop {
+            let (next, keys): (u64, Vec<Vec<u8>>) =
+                redis::cmd("SCAN").arg(cursor).arg("COUNT").arg(1_000).query_async(primary).await?;
+            for key in keys {
+                *kinds.entry(kind(&String::from_utf8_lossy(&key))).or_default() += 1;
+            }
+            if next == 0 {
+                break;
+            }
+            cursor = next;
         }
-        if next == 0 {
-            return Ok(kinds);
-        }
-        cursor = next;
     }
+    Ok(kinds)
 }
 
 /// `fl:{plain:3}:q:plain-7` is of the kind `fl:{plain}:q`.
@@ -146,6 +150,13 @@ impl FirstDone {
             let first = self.0.entry((bot.to_owned(), event)).or_insert(ended);
             *first = ended.min(*first);
         }
+    }
+
+    /// When this event was done, see [`now_us`].
+    ///
+    /// [`now_us`]: super::worker::now_us
+    pub(crate) fn at(&self, lane: &str, event: u32) -> Option<u64> {
+        self.0.get(&(lane.to_owned(), event)).copied()
     }
 
     /// When each event of the pipeline `plain` was acknowledged, and how much later it was done, both

@@ -15,6 +15,7 @@ use rand::Rng as _;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::Instant;
 
+use super::replays;
 use crate::error::BenchError;
 
 /// The pipelines with a handler in the process, which is named like its pipeline.
@@ -69,6 +70,8 @@ struct Recorder {
     pipeline: &'static str,
     process: u32,
     log: HistoryLog,
+    /// The history of replayed events.
+    replays: HistoryLog,
     cured: PathBuf,
     /// When the handling of the first event under a fence ended. Its completion was requested later.
     ended: Mutex<HashMap<Call, u64>>,
@@ -79,14 +82,27 @@ type Call = (String, u64, String);
 
 impl Recorder {
     fn new(directory: &Path, pipeline: &'static str, process: u32) -> Self {
-        let log = HistoryLog::append(&history(directory, pipeline, process))
-            .expect("the history of the campaign can be opened");
-        Self { pipeline, process, log, cured: directory.join("cured"), ended: Mutex::default() }
+        let open = |name| {
+            HistoryLog::append(&history(directory, name, process))
+                .expect("the history of the campaign can be opened")
+        };
+        let (log, replays) = (open(pipeline), open(replays::HISTORY));
+        let cured = directory.join("cured");
+        Self { pipeline, process, log, replays, cured, ended: Mutex::default() }
     }
 
     fn fails(&self, event: &Event) -> bool {
         let poison = event.kind().ends_with(POISON) && !self.cured.exists();
         poison || rand::rng().random_range(0..100) < FAIL_PERCENT
+    }
+
+    /// The history of an event, and its bot there.
+    fn place(&self, slice: &Slice, event: &Event) -> (&HistoryLog, String) {
+        let bot = slice.bot.as_str();
+        match replays::lane(bot, event) {
+            Some(lane) => (&self.replays, lane),
+            None => (&self.log, lane(self.pipeline, bot, event)),
+        }
     }
 
     fn call(slice: &Slice) -> Call {
@@ -108,7 +124,7 @@ impl Handler for Recorder {
                 tokio::time::sleep(random_ms(1..10)).await;
             }
             let fails = self.fails(&delivery.event);
-            let bot = lane(self.pipeline, slice.bot.as_str(), &delivery.event);
+            let (log, bot) = self.place(slice, &delivery.event);
             let Some(event) = position(&delivery.event) else { continue };
             let record = Record::Handled {
                 bot: &bot,
@@ -120,7 +136,7 @@ impl Handler for Recorder {
                 outcome: if fails { Outcome::Failed } else { Outcome::Done },
                 process: self.process,
             };
-            self.log.write([record]).expect("the history of the campaign can be written");
+            log.write([record]).expect("the history of the campaign can be written");
             if fails {
                 ended = Err(index);
                 break;
@@ -139,21 +155,24 @@ impl Handler for Recorder {
         // Without a handling, as of an event whose consumers vanished, it is not known.
         let asked = calls.remove(&Self::call(slice)).unwrap_or(0);
         drop(calls);
-        let mut lanes: HashMap<String, Vec<u32>> = HashMap::new();
+        let mut lanes: HashMap<String, (&HistoryLog, Vec<u32>)> = HashMap::new();
         for delivery in &slice.events[..settled] {
-            let bot = lane(self.pipeline, slice.bot.as_str(), &delivery.event);
-            lanes.entry(bot).or_default().extend(position(&delivery.event));
+            let (log, bot) = self.place(slice, &delivery.event);
+            let (_, events) = lanes.entry(bot).or_insert((log, Vec::new()));
+            events.extend(position(&delivery.event));
         }
         let at = now_us();
-        let records = lanes.iter().map(|(bot, events)| Record::Committed {
-            bot,
-            events: Cow::Borrowed(events),
-            fence: slice.fence.get(),
-            asked,
-            at,
-            process: self.process,
-        });
-        self.log.write(records).expect("the history of the campaign can be written");
+        for (bot, (log, events)) in &lanes {
+            let record = Record::Committed {
+                bot,
+                events: Cow::Borrowed(events),
+                fence: slice.fence.get(),
+                asked,
+                at,
+                process: self.process,
+            };
+            log.write([record]).expect("the history of the campaign can be written");
+        }
     }
 }
 

@@ -12,12 +12,13 @@ use fairlane_testkit::mongo::{self, MongoServer};
 use fairlane_testkit::mongo_proxy::MongoProxy;
 use fairlane_testkit::process::signal;
 use fairlane_testkit::proxy::Proxy;
-use fairlane_testkit::redis::{Options, Persistence, RedisServer, free_port};
+use fairlane_testkit::redis::{RedisBackend as _, free_port};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::api::Api;
 use super::clock::FakeClock;
+use super::servers::{Servers, other};
 use crate::error::BenchError;
 
 /// Maximum time until a started process is ready, while no fault is active.
@@ -27,16 +28,10 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// The log level of the processes.
 const LOG_LEVEL: &str = "info";
 
-/// The primary, and its replica.
-pub(crate) struct RedisPair {
-    pub(crate) primary: RedisServer,
-    pub(crate) replica: RedisServer,
-}
-
 /// All servers and processes.
 pub(crate) struct World {
     pub(crate) directory: PathBuf,
-    pub(crate) redis: Mutex<RedisPair>,
+    pub(crate) redis: Mutex<Servers>,
     pub(crate) mongo: Mutex<MongoServer>,
     pub(crate) nodes: Vec<Node>,
     /// How often a process that had ended was started again.
@@ -45,7 +40,8 @@ pub(crate) struct World {
 
 /// A process, and its network.
 pub(crate) struct Node {
-    pub(crate) redis: Proxy,
+    /// `None`: it is connected to the nodes of a cluster.
+    pub(crate) redis: Option<Proxy>,
     pub(crate) mongo: MongoProxy,
     pub(crate) api: Api,
     pub(crate) process: Mutex<Process>,
@@ -101,42 +97,34 @@ impl Drop for Process {
     }
 }
 
-/// A durable Redis that permits `DEBUG`. `primary`: it is a replica of this server.
-pub(crate) fn redis(primary: Option<SocketAddr>) -> RedisServer {
-    let options = Options { persistence: Persistence::Always, tcp: true, ..Options::default() };
-    RedisServer::start_with(options, &arguments(primary))
-}
-
-/// The arguments of a primary, or of a replica of this server.
-pub(crate) fn arguments(primary: Option<SocketAddr>) -> Vec<String> {
-    let mut arguments = vec!["--enable-debug-command".to_owned(), "local".to_owned()];
-    if let Some(primary) = primary {
-        arguments.extend(["--replicaof".to_owned(), primary.ip().to_string()]);
-        arguments.push(primary.port().to_string());
-    }
-    arguments
-}
-
 impl World {
     /// Starts the servers and `processes` processes, which call `hooks`.
     pub(crate) async fn start(
         directory: &Path,
         processes: usize,
+        cluster: bool,
         hooks: SocketAddr,
     ) -> Result<Self, BenchError> {
-        let (primary, mongo) = tokio::task::spawn_blocking(|| {
-            (redis(None), MongoServer::start(mongo::Options::default()))
-        })
-        .await
-        .map_err(|error| BenchError::Campaign(error.to_string()))?;
-        let replica = redis(Some(primary.tcp_addr()));
+        let mongo = tokio::task::spawn_blocking(|| MongoServer::start(mongo::Options::default()));
+        let servers = Servers::start(cluster).await?;
+        let mongo = mongo.await.map_err(other)?;
         let mut nodes = Vec::with_capacity(processes);
         for place in 0..processes {
-            let redis = Proxy::start(primary.tcp_addr()).await;
+            let (redis, to_redis) = match &servers {
+                Servers::Pair(pair) => {
+                    let proxy = Proxy::start(pair.primary.tcp_addr()).await;
+                    let to_redis = format!("redis.url = \"{}\"", proxy.url());
+                    (Some(proxy), to_redis)
+                }
+                Servers::Cluster(cluster) => {
+                    let url = cluster.servers.url();
+                    (None, format!("redis.url = \"{url}\"\nredis.wait_replicas = 1"))
+                }
+            };
             let mongo = MongoProxy::start_before(mongo.address()).await;
             let api = Api::at(free_port());
             let config = directory.join(format!("fairlane-{place}.toml"));
-            let settings = settings(&redis.url(), &mongo.mongo_url(), &api, hooks);
+            let settings = settings(&to_redis, &mongo.mongo_url(), &api, hooks);
             fs::write(&config, &settings)?;
             let number = u32::try_from(place + 1).unwrap_or(u32::MAX);
             let process = Mutex::new(spawn(directory, &config, place, number)?);
@@ -152,7 +140,7 @@ impl World {
                 config,
             });
         }
-        let redis = Mutex::new(RedisPair { primary, replica });
+        let redis = Mutex::new(servers);
         let (directory, mongo) = (directory.to_owned(), Mutex::new(mongo));
         let world = Self { directory, redis, mongo, nodes, restarted: AtomicUsize::new(0) };
         world.ready().await?;
@@ -241,18 +229,18 @@ fn spawn(
     Ok(Process { child: command.spawn()?, clock, number })
 }
 
-/// The configuration of a process.
+/// The configuration of a process. `redis`: the settings of Redis.
 fn settings(redis: &str, mongo: &str, api: &Api, hooks: SocketAddr) -> String {
     let (http, metrics) = (api.address(), free_port());
     let mut text = format!(
         r#"
 shutdown_grace = "5s"
-redis.url = "{redis}"
-redis.shards = 8
+{redis}
+redis.shards = {SHARDS}
 mongodb.url = "{mongo}"
 http.listen = "{http}"
 metrics.listen = "127.0.0.1:{metrics}"
-bus.retention = "10s"
+bus.retention = "30s"
 bus.dedup = "10m"
 counters.read_timeout = "5s"
 
@@ -303,6 +291,8 @@ backoff = { initial = "50ms", max = "500ms", jitter = 0.2 }
     text
 }
 
+/// Shards of each pipeline.
+pub(crate) const SHARDS: u16 = 8;
 /// The number of failed attempts after which an event becomes a dead letter.
 pub(crate) const MAX_ATTEMPTS: u32 = 5;
 /// The rate of a bot in the pipeline `limited`, events per second.

@@ -5,7 +5,6 @@ pub(crate) mod balancer;
 pub(crate) mod browser;
 pub(crate) mod bus;
 pub(crate) mod cli;
-pub(crate) mod cluster;
 pub(crate) mod collector;
 pub(crate) mod config;
 pub(crate) mod counter_fleet;
@@ -32,5 +31,5 @@ pub(crate) mod terminal;
 pub(crate) mod tokens;
 
 pub(crate) use fairlane_testkit::{
-    history, http, interceptor, mongo, mongo_proxy, proxy, receiver, redis, wait,
+    cluster, history, http, interceptor, mongo, mongo_proxy, proxy, receiver, redis, wait,
 };

@@ -8,6 +8,7 @@
 mod chart;
 
 use std::fs;
+use std::mem::take;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,8 +20,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::hooks::Hooks;
-use super::inject::info;
 use super::load::{Load, PIPELINES};
+use super::replays::{self, Replays};
+use super::servers::info;
 use super::verdict::{self, Pipeline};
 use super::watch::{self, FirstDone, Resources};
 use super::worker::{RECORDED, history, now_us};
@@ -69,6 +71,7 @@ pub(crate) struct Report {
     pub(crate) sales: u64,
     pub(crate) notifications: usize,
     pub(crate) notifications_repeated: u64,
+    pub(crate) replays: Replays,
     pub(crate) dead_letters_redriven: u64,
     pub(crate) restarts: u32,
     pub(crate) reloads: u32,
@@ -173,7 +176,7 @@ async fn run_in(
     let mut background = JoinSet::new();
     let hooks = Hooks::start(directory, &mut background).await?;
     watch("processes that start", 0);
-    let world = World::start(directory, options.processes, hooks.address).await?;
+    let world = World::start(directory, options.processes, false, hooks.address).await?;
     hooks.know(world.nodes.iter().map(|node| node.api.clone()).collect());
     let load = Arc::new(Load::new(Arc::new(world), hooks));
     load.store_rules().await;
@@ -255,7 +258,8 @@ impl Soak {
     async fn used(&self) -> Result<Used, BenchError> {
         let ended = || BenchError::Campaign("process 0 has ended".to_owned());
         let process = Resources::of(self.steady).ok_or_else(ended)?;
-        let mut redis = self.load.world.redis.lock().await.primary.connection().await;
+        let mut primaries = self.load.world.redis.lock().await.primaries().await;
+        let mut redis = primaries.swap_remove(0);
         let memory = info(&mut redis, "memory").await?;
         let used = memory.lines().find_map(|line| line.strip_prefix("used_memory:"));
         let used: u64 = used.and_then(|used| used.trim().parse().ok()).unwrap_or_default();
@@ -289,13 +293,16 @@ impl Soak {
     /// Compares the history of the day with what was acknowledged, and removes it.
     async fn judge_day(&mut self, directory: &Path) -> Result<(), BenchError> {
         let (load, report) = (&self.load, &mut self.report);
-        let (sent, due) = {
+        let (sent, due, replays) = {
             let mut all = load.acknowledged();
-            (std::mem::take(&mut all.sent), std::mem::take(&mut all.notifications))
+            let all = &mut *all;
+            (take(&mut all.sent), take(&mut all.notifications), take(&mut all.replays))
         };
         let mut done = FirstDone::default();
         let of_day = (directory, load.cured.load(Ordering::Relaxed));
         let pipelines = verdict::pipelines(of_day, &sent, &mut done, &mut report.violations)?;
+        let replays = replays::judge(of_day, &replays, &sent, &done, &mut report.violations)?;
+        report.replays.add(&replays);
         if report.pipelines.is_empty() {
             report.pipelines = pipelines;
         } else {
@@ -306,7 +313,7 @@ impl Soak {
         let delays = done.delays(&sent).into_iter();
         self.delays
             .extend(delays.map(|(at, delay)| (at, u32::try_from(delay).unwrap_or(u32::MAX))));
-        let called = std::mem::take(&mut *load.hooks.notified.lock().expect("no task panicked"));
+        let called = take(&mut *load.hooks.notified.lock().expect("no task panicked"));
         report.notifications += due.len();
         report.notifications_repeated +=
             verdict::notifications(&due, &called, false, &mut report.violations);
@@ -317,6 +324,7 @@ impl Soak {
             1..=u32::try_from(self.options.processes).unwrap_or(u32::MAX) * (report.restarts + 1);
         let of_processes = RECORDED
             .iter()
+            .chain(&[replays::HISTORY])
             .flat_map(|name| numbers.clone().map(|number| history(directory, name, number)));
         for file in of_hooks.chain(of_processes).filter(|file| file.exists()) {
             fs::File::options().write(true).open(file)?.set_len(0)?;

@@ -16,9 +16,9 @@ const SLOTS: usize = 16_384;
 /// the second one has the bus stream of the tests, and each has a part of the shards of the
 /// pipeline `test`.
 #[derive(Debug)]
-pub(crate) struct Cluster {
+pub struct Cluster {
     /// The initial primaries, then their replicas in the same order.
-    pub(crate) nodes: Vec<RedisServer>,
+    pub nodes: Vec<RedisServer>,
     /// The ids of the nodes in the cluster.
     ids: Vec<String>,
 }
@@ -32,12 +32,12 @@ impl RedisBackend for Cluster {
 
 impl Cluster {
     /// Starts a cluster and returns once every node sees all of it.
-    pub(crate) async fn start(options: Options, primaries: usize, replicas: bool) -> Self {
+    pub async fn start(options: Options, primaries: usize, replicas: bool) -> Self {
         Self::start_with(options, primaries, replicas, &[]).await
     }
 
     /// The same with further arguments for each `redis-server`.
-    pub(crate) async fn start_with(
+    pub async fn start_with(
         options: Options,
         primaries: usize,
         replicas: bool,
@@ -80,7 +80,7 @@ impl Cluster {
 
     /// A cluster of three nodes that also serve clients over TLS. The arguments name the
     /// certificates.
-    pub(crate) async fn encrypted(certificates: &[String]) -> Self {
+    pub async fn encrypted(certificates: &[String]) -> Self {
         let mut arguments = certificates.to_vec();
         // Redis 7.0 announces the TLS ports to clients only if the nodes also use TLS between each
         // other.
@@ -90,7 +90,7 @@ impl Cluster {
     }
 
     /// The URL with the TLS ports of the nodes.
-    pub(crate) fn encrypted_url(&self) -> String {
+    pub fn encrypted_url(&self) -> String {
         let node = |node: &RedisServer| format!("127.0.0.1:{}", node.tls_port());
         let nodes: Vec<_> = self.nodes.iter().map(node).collect();
         format!("rediss+cluster://{}", nodes.join(","))
@@ -113,7 +113,7 @@ impl Cluster {
     }
 
     /// Waits until the replica of a killed primary has taken its place.
-    pub(crate) async fn promotes(&self, replica: usize) {
+    pub async fn promotes(&self, replica: usize) {
         eventually(START, "the replica is promoted", async || {
             self.ask(replica, &["ROLE"]).await.contains("master")
         })
@@ -121,7 +121,7 @@ impl Cluster {
     }
 
     /// Moves a slot with all its keys to another primary, as `redis-cli --cluster reshard` does.
-    pub(crate) async fn move_slot(&self, slot: u16, from: usize, to: usize) {
+    pub async fn move_slot(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();
         let port = self.nodes[to].tcp_addr().port().to_string();
         let (source, target) = (&self.ids[from], &self.ids[to]);
@@ -145,17 +145,17 @@ impl Cluster {
     }
 
     /// The slot of a key in the cluster.
-    pub(crate) async fn slot_of(&self, key: &str) -> u16 {
+    pub async fn slot_of(&self, key: &str) -> u16 {
         self.ask(0, &["CLUSTER", "KEYSLOT", key]).await.parse().unwrap()
     }
 
     /// Sends a command to one node.
-    pub(crate) async fn tell(&self, place: usize, command: &[&str]) {
+    pub async fn tell(&self, place: usize, command: &[&str]) {
         drop(self.ask(place, command).await);
     }
 
     /// Sends a command to one node. Returns its answer, and of a list the first element.
-    pub(crate) async fn ask(&self, place: usize, command: &[&str]) -> String {
+    pub async fn ask(&self, place: usize, command: &[&str]) -> String {
         let mut connection = self.nodes[place].connection().await;
         let mut cmd = redis::cmd(command[0]);
         cmd.arg(&command[1..]);
