@@ -84,7 +84,7 @@ isolation: setup release-bench ## put a hostile tenant beside quiet ones; SECOND
 
 # SEED=N draws other faults. The servers are those of the tests.
 SEED ?= 1
-faults: setup release-bench ## every product under random faults; SECONDS=3600 SEED=7 ARGS='--rate 2000 --shrink'
+faults: setup release-bench ## every product under random faults; SECONDS=3600 SEED=7 ARGS='--cluster --rate 2000'
 	$(TARGET)/release/fairlane-bench faults --seed $(SEED) --seconds $(SECONDS) $(ARGS)
 
 soak: setup release-bench ## every product for four hours with the load of 24 days; ARGS='--seconds 600 --days 4'

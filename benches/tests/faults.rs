@@ -16,21 +16,42 @@ fn bench(scenario: &str, arguments: &[&str]) -> Output {
     command.env_remove("RUST_LOG").stdin(Stdio::null()).output().unwrap()
 }
 
+/// A campaign that broke no promise.
+fn campaign(arguments: &[&str]) -> Value {
+    let ran = bench("faults", &[arguments, &["--json"]].concat());
+    let report: Value = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
+    assert_eq!((&report["violations"], ran.status.code()), (&json!([]), Some(0)), "{report:#}");
+    report
+}
+
+fn number_of_faults(report: &Value) -> u64 {
+    report["faults"].as_object().unwrap().values().filter_map(Value::as_u64).sum()
+}
+
 /// A minute of random faults. `make faults` runs longer ones.
 #[test]
 fn no_promise_breaks_in_a_campaign_of_faults() {
-    let ran = bench("faults", &["--seed", "1", "--seconds", "60", "--rate", "200", "--json"]);
-    let report: Value = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
-    assert_eq!((&report["violations"], ran.status.code()), (&json!([]), Some(0)), "{report:#}");
-    let faults: u64 =
-        report["faults"].as_object().unwrap().values().filter_map(Value::as_u64).sum();
-    assert!(faults >= 20, "{report:#}");
+    let report = campaign(&["--seed", "1", "--seconds", "60", "--rate", "200"]);
+    assert!(number_of_faults(&report) >= 20, "{report:#}");
     for pipeline in report["pipelines"].as_array().unwrap() {
         assert!(pipeline["sent"].as_u64() > Some(50), "{pipeline}");
         assert!(pipeline["handled"].as_u64() >= pipeline["sent"].as_u64(), "{pipeline}");
     }
     for what in ["views", "sales", "notifications", "leases_completed", "operations"] {
         assert!(report[what].as_u64() > Some(10), "{what}: {report:#}");
+    }
+    assert!(report["replays"]["replays"].as_u64() > Some(0), "{report:#}");
+}
+
+#[test]
+fn no_promise_breaks_while_replicas_of_a_cluster_take_over_and_slots_move() {
+    let short = ["--cluster", "--seed", "2", "--seconds", "25", "--rate", "100"];
+    let kinds = ["cluster-failover", "slots-moved", "process-killed", "mongo-killed"];
+    let only: Vec<_> = kinds.iter().flat_map(|kind| ["--only", kind]).collect();
+    let report = campaign(&[&short[..], &only].concat());
+    assert!(number_of_faults(&report) >= 8, "{report:#}");
+    for kind in &kinds[..3] {
+        assert!(report["faults"][kind].as_u64() > Some(0), "{kind}: {report:#}");
     }
 }
 
@@ -40,6 +61,17 @@ fn a_campaign_refuses_unknown_faults_and_names_the_known_ones() {
     let told = String::from_utf8_lossy(&ran.stderr);
     assert_eq!(ran.status.code(), Some(64), "{told}");
     assert!(told.contains("process-killed") && told.contains("failover"), "{told}");
+    for (arguments, why) in [
+        (&["--only", "slots-moved"][..], "--only slots-moved is impossible without --cluster"),
+        (
+            &["--cluster", "--only", "network-cut"],
+            "--only network-cut is impossible with --cluster",
+        ),
+    ] {
+        let ran = bench("faults", arguments);
+        let told = String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.code() == Some(64) && told.contains(why), "{told}");
+    }
 }
 
 /// The other systems need packages of Node.js. `make peers` runs them all.

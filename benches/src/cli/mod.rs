@@ -93,6 +93,7 @@ Examples:
   fairlane-bench faults --seed 7 --seconds 60
   fairlane-bench faults --seed 7 --seconds 3600 --rate 2000 --json
   fairlane-bench faults --only redis-killed --only process-frozen
+  fairlane-bench faults --cluster --seed 7 --seconds 60
   fairlane-bench faults --seed 7 --shrink
 
 Starts redis-server and the MongoDB of the tests, which `make setup` installs. A seed draws the same

@@ -23,6 +23,9 @@ use super::world::{LIMIT, World};
 /// One event in this many is poison, and so becomes a dead letter.
 const POISON_ONE_IN: u32 = 700;
 const RETRY: Duration = Duration::from_millis(50);
+/// The holder of a released lease learns it with its next renewal, and a request whose answer is lost may be
+/// executed later, µs.
+const UNAWARE_US: u64 = 4_000_000;
 
 /// The pipelines with events of their own, their bots, their keys per bot, and their part of the rate
 /// in percent.
@@ -80,6 +83,14 @@ pub(crate) struct Due {
     pub(crate) earliest_ms: u64,
 }
 
+/// When an operator released the lease of a bot, see [`now_us`].
+#[derive(Debug, Clone)]
+pub(crate) struct Released {
+    pub(crate) bot: String,
+    pub(crate) from: u64,
+    pub(crate) until: u64,
+}
+
 /// What was acknowledged.
 #[derive(Debug, Default)]
 pub(crate) struct Acknowledged {
@@ -91,6 +102,7 @@ pub(crate) struct Acknowledged {
     pub(crate) notifications: Vec<Due>,
     pub(crate) operations: u64,
     pub(crate) replays: Vec<Replayed>,
+    pub(crate) released: Vec<Released>,
     /// Answers that no client should get.
     pub(crate) refused: Vec<String>,
 }
@@ -337,7 +349,12 @@ impl Load {
                     sleep(random_ms(50..600)).await;
                     self.resume(&format!("{of_bot}/resume")).await;
                 }
-                1 => drop(self.api().post(&format!("{of_bot}/release"), &json!({})).await),
+                1 => {
+                    let asked = now_us();
+                    self.api().post(&format!("{of_bot}/release"), &json!({})).await;
+                    let until = now_us() + UNAWARE_US;
+                    self.acknowledged().released.push(Released { bot, from: asked, until });
+                }
                 2 => drop(self.api().get(&format!("/v1/pipelines/{name}/bots?sort=age")).await),
                 3 => drop(self.api().get(&format!("{of_bot}/attempts")).await),
                 4 => drop(self.api().get("/v1/problems").await),

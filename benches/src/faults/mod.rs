@@ -42,6 +42,7 @@ use self::load::{Load, PIPELINES};
 pub(crate) use self::plan::Fault;
 use self::plan::Planned;
 pub(crate) use self::replays::Replays;
+use self::verdict::Course;
 pub(crate) use self::verdict::Pipeline;
 use self::watch::{FirstDone, Recovery, Resources};
 use self::worker::now_us;
@@ -345,12 +346,13 @@ async fn judge(
     fs::write(directory.join("sent.tsv"), watch::sent_lines(&acknowledged.sent))?;
     fs::write(directory.join("faults.tsv"), watch::fault_lines(faults))?;
     let mut first_done = FirstDone::default();
-    let history = (directory, load.cured.load(Ordering::Relaxed));
+    let cured = load.cured.load(Ordering::Relaxed);
+    let course = Course { directory, cured, released: &acknowledged.released };
     report.pipelines =
-        verdict::pipelines(history, &acknowledged.sent, &mut first_done, &mut report.violations)?;
+        verdict::pipelines(course, &acknowledged.sent, &mut first_done, &mut report.violations)?;
     let replays = &acknowledged.replays;
     report.replays =
-        replays::judge(history, replays, &acknowledged.sent, &first_done, &mut report.violations)?;
+        replays::judge(course, replays, &acknowledged.sent, &first_done, &mut report.violations)?;
     report.recoveries = first_done.recoveries(&acknowledged.sent, faults);
     let clocks = faults.iter().any(|fault| fault.planned.fault == Fault::ClockStepped);
     let called = std::mem::take(&mut *load.hooks.notified.lock().expect("no task panicked"));

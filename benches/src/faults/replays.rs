@@ -9,12 +9,12 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fairlane::event::Event;
-use fairlane_testkit::history::Record;
+use fairlane_testkit::history::{Outcome, Record};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::load::{PIPELINES, Sent};
-use super::verdict::{self, Expected};
+use super::verdict::{self, Course, Expected};
 use super::watch::FirstDone;
 use super::worker::now_us;
 use crate::error::BenchError;
@@ -103,13 +103,13 @@ pub(super) fn lane(bot: &str, event: &Event) -> Option<String> {
 
 /// Compares replays with what was on the bus.
 pub(super) fn judge(
-    (directory, cured): (&Path, u64),
+    course: Course<'_>,
     replays: &[Replayed],
     sent: &[Sent],
     first_done: &FirstDone,
     violations: &mut Vec<String>,
 ) -> Result<Replays, BenchError> {
-    let found = handled(directory)?;
+    let found = fates(course.directory)?;
     let (mut judged, mut expected) = (BTreeSet::new(), Vec::new());
     let mut report = Replays { replays: replays.len(), ..Replays::default() };
     for replay in replays {
@@ -127,12 +127,14 @@ pub(super) fn judge(
                 .push(format!("replay {lane}: {missing} of {} events are missing", due.len()));
         }
         let mut has_copies = false;
-        for (event, sequences) in found {
+        for (event, fate) in found {
             let Some(sent) = of_bot.get(event) else { continue };
-            has_copies |= sent.copies > 1;
-            // Dead letters get another sequence when they are put back.
-            if sequences.len() > sent.copies as usize && !sent.poison {
-                let times = sequences.len();
+            let times = fate.sequences.len();
+            if sent.poison || fate.died() {
+                continue;
+            }
+            has_copies |= times > 1;
+            if times > sent.copies as usize {
                 violations.push(format!("replay {lane}: {event} was put {times} times"));
             }
         }
@@ -152,7 +154,7 @@ pub(super) fn judge(
             judged.contains(*bot)
         }
     };
-    let history = verdict::history_of((directory, cured), HISTORY, &expected, violations, keep)?;
+    let history = verdict::history_of(course, HISTORY, &expected, violations, keep)?;
     if !history.is_clean() {
         violations.extend(history.examples.iter().take(3).map(|text| format!("replay: {text}")));
         if history.examples.is_empty() {
@@ -176,14 +178,45 @@ fn due(replay: &Replayed, of_bot: &BTreeMap<u32, &Sent>, first_done: &FirstDone)
     of_bot.values().filter(is_due).map(|sent| sent.event).collect()
 }
 
-/// The sequences that each replayed event had, by lane.
-fn handled(directory: &Path) -> Result<BTreeMap<String, BTreeMap<u32, BTreeSet<u64>>>, BenchError> {
-    let mut found: BTreeMap<String, BTreeMap<u32, BTreeSet<u64>>> = BTreeMap::new();
+/// What happened to a replayed event.
+#[derive(Debug, Default)]
+struct Fate {
+    sequences: BTreeSet<u64>,
+    done: Option<u64>,
+    /// When it was removed from its queue for the first time.
+    removed: Option<u64>,
+}
+
+impl Fate {
+    /// Whether it was a dead letter, which gets another sequence when it is put back.
+    fn died(&self) -> bool {
+        self.removed.is_some_and(|removed| self.done.is_none_or(|done| removed < done))
+    }
+}
+
+/// The replayed events by lane.
+fn fates(directory: &Path) -> Result<BTreeMap<String, BTreeMap<u32, Fate>>, BenchError> {
+    let mut found: BTreeMap<String, BTreeMap<u32, Fate>> = BTreeMap::new();
+    let earliest = |one: Option<u64>, other: u64| Some(one.map_or(other, |one| one.min(other)));
     for file in verdict::histories(directory, HISTORY)? {
         for line in String::from_utf8_lossy(&fs::read(file)?).lines() {
-            if let Some(Record::Handled { bot, event, sequence, .. }) = Record::parse(line) {
-                let of_lane = found.entry(bot.to_owned()).or_default();
-                of_lane.entry(event).or_default().insert(sequence);
+            match Record::parse(line) {
+                Some(Record::Handled { bot, event, sequence, ended, outcome, .. }) => {
+                    let of_lane = found.entry(bot.to_owned()).or_default();
+                    let fate = of_lane.entry(event).or_default();
+                    fate.sequences.insert(sequence);
+                    if outcome == Outcome::Done {
+                        fate.done = earliest(fate.done, ended);
+                    }
+                }
+                Some(Record::Committed { bot, events, at, .. }) => {
+                    let of_lane = found.entry(bot.to_owned()).or_default();
+                    for &event in &*events {
+                        let fate = of_lane.entry(event).or_default();
+                        fate.removed = earliest(fate.removed, at);
+                    }
+                }
+                _ => {}
             }
         }
     }
@@ -233,8 +266,8 @@ mod tests {
         }
         fs::write(directory.path().join("replays-1.history"), text).unwrap();
         let mut violations = Vec::new();
-        let of = (directory.path(), u64::MAX);
-        judge(of, &[replay], &sent, &first_done, &mut violations).unwrap();
+        let course = Course { directory: directory.path(), cured: u64::MAX, released: &[] };
+        judge(course, &[replay], &sent, &first_done, &mut violations).unwrap();
         violations
     }
 
@@ -248,6 +281,13 @@ mod tests {
         assert_eq!(violations(&[(0, 5), (2, 7)], 1).len(), 1);
         assert!(!violations(&[(1, 6), (0, 5), (2, 7)], 1).is_empty());
         assert!(violations(&[(0, 5), (1, 6), (1, 7), (2, 8)], 1)[0].contains("put 2 times"));
+    }
+
+    #[test]
+    fn a_dead_letter_may_have_another_sequence_when_it_is_put_back() {
+        let fate = |done, removed| Fate { done, removed, ..Fate::default() };
+        assert!(fate(Some(9), Some(5)).died() && fate(None, Some(5)).died());
+        assert!(!fate(Some(5), Some(9)).died() && !fate(Some(5), None).died());
     }
 
     #[test]

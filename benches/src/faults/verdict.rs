@@ -9,7 +9,7 @@ use fairlane_testkit::history::{Checker, Outcome, Record, Report as History};
 use serde::Serialize;
 
 use super::hooks::Called;
-use super::load::{Acknowledged, Due, PIPELINES, Sent};
+use super::load::{Acknowledged, Due, PIPELINES, Released, Sent};
 use super::watch::FirstDone;
 use super::world::LIMIT;
 use crate::error::BenchError;
@@ -70,9 +70,18 @@ pub(super) struct Expected {
     pub(super) poison: bool,
 }
 
-/// Reads all histories in a directory. `cured`: when events ceased to fail on purpose.
-pub(crate) fn pipelines(
-    history: (&Path, u64),
+/// Where the histories are, and what else happened.
+#[derive(Clone, Copy)]
+pub(super) struct Course<'a> {
+    pub(super) directory: &'a Path,
+    /// When events ceased to fail on purpose.
+    pub(super) cured: u64,
+    pub(super) released: &'a [Released],
+}
+
+/// Reads the histories of all pipelines.
+pub(super) fn pipelines(
+    course: Course<'_>,
     sent: &[Sent],
     first_done: &mut FirstDone,
     violations: &mut Vec<String>,
@@ -85,7 +94,7 @@ pub(crate) fn pipelines(
             .map(|sent| Expected { lane: sent.lane(), event: sent.event, poison: sent.poison })
             .collect();
         let mut handled: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-        let found = history_of(history, pipeline, &expected, violations, |record| {
+        let found = history_of(course, pipeline, &expected, violations, |record| {
             first_done.note(record);
             if pipeline == "limited"
                 && let Record::Handled { bot, started, .. } = *record
@@ -102,15 +111,23 @@ pub(crate) fn pipelines(
 
 /// Reads the histories of this name, and judges those of their records that `keep` keeps.
 pub(super) fn history_of(
-    (directory, cured): (&Path, u64),
+    Course { directory, cured, released }: Course<'_>,
     name: &str,
     expected: &[Expected],
     violations: &mut Vec<String>,
     mut keep: impl FnMut(&Record<'_>) -> bool,
 ) -> Result<History, BenchError> {
     let mut checker = Checker::new();
+    let mut lanes = BTreeSet::new();
     for Expected { lane, event, .. } in expected {
         checker.add(&Record::Sent { bot: lane, event: *event });
+        lanes.insert(lane.as_str());
+    }
+    for Released { bot, from, until } in released {
+        // A lane is the bot, with its key behind or its replay before it.
+        for lane in lanes.iter().filter(|lane| lane.split('/').any(|part| part == bot)) {
+            checker.released(lane, *from, *until);
+        }
     }
     // Events that fail on purpose become dead letters, and bots go on. It is not known when: the
     // completion that did it may have no reply. The last failure is taken for it, and the first one

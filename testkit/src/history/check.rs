@@ -26,6 +26,8 @@ pub struct Checker {
     commits: Vec<Commit>,
     /// The events of all commits, one after the other.
     committed: Vec<u32>,
+    /// When operators ended leases of a bot.
+    released: FxHashMap<u32, Vec<(u64, u64)>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -93,6 +95,13 @@ impl Checker {
         }
     }
 
+    /// An operator ended the lease of a bot. In this time its holder may begin although there is a newer
+    /// lease, because it has not noticed yet.
+    pub fn released(&mut self, bot: &str, from: u64, until: u64) {
+        let bot = self.number_of(bot);
+        self.released.entry(bot).or_default().push((from, until));
+    }
+
     /// Adds a complete log. Ignores a last line without an end, which a kill interrupted.
     ///
     /// # Errors
@@ -145,6 +154,7 @@ impl Checker {
                 handled: &self.handled[take(&self.handled, &mut handled, |h| h.bot == bot)],
                 commits: &self.commits[take(&self.commits, &mut commits, |c| c.bot == bot)],
                 committed: &self.committed,
+                released: self.released.get(&bot).map_or(&[], Vec::as_slice),
             };
             history.judge(&mut scratch, &mut report);
         }
@@ -217,6 +227,7 @@ struct BotHistory<'a> {
     handled: &'a [Handling],
     commits: &'a [Commit],
     committed: &'a [u32],
+    released: &'a [(u64, u64)],
 }
 
 impl BotHistory<'_> {
@@ -270,7 +281,8 @@ impl BotHistory<'_> {
         let mut open: [Option<(u64, u64)>; 2] = [None, None];
         for (rank, handling) in self.handled.iter().enumerate() {
             let Handling { event, fence, started, ended, process, .. } = *handling;
-            if fence < newest {
+            let unaware = |&(from, until): &(u64, u64)| (from..=until).contains(&started);
+            if fence < newest && !self.released.iter().any(unaware) {
                 report.fence_regressions += 1;
                 report.describe(|| {
                     format!(

@@ -348,6 +348,25 @@ fn a_handling_that_begins_under_an_older_fence_is_found() {
     );
 }
 
+/// The holder learns of a release later than the next one gets the bot.
+#[test]
+fn only_the_holder_of_a_released_lease_may_begin_under_an_older_fence() {
+    let regressions = |released: (u64, u64)| {
+        let mut checker = Checker::new();
+        checker.released("b", released.0, released.1);
+        for record in [
+            sent("b", 0),
+            handled("b", 0, 2, (20, 21), Outcome::Done),
+            handled("b", 0, 1, (22, 23), Outcome::Done),
+            committed("b", &[0], 2, (24, 25)),
+        ] {
+            checker.add(&record);
+        }
+        checker.report().fence_regressions
+    };
+    assert_eq!((regressions((18, 30)), regressions((0, 21)), regressions((23, 30))), (0, 1, 1));
+}
+
 fn has_earlier_handling(history: &[Record<'_>], index: usize) -> bool {
     let Record::Handled { bot: of, started: at, .. } = history[index] else { return false };
     history

@@ -23,7 +23,7 @@ use super::hooks::Hooks;
 use super::load::{Load, PIPELINES};
 use super::replays::{self, Replays};
 use super::servers::info;
-use super::verdict::{self, Pipeline};
+use super::verdict::{self, Course, Pipeline};
 use super::watch::{self, FirstDone, Resources};
 use super::worker::{RECORDED, history, now_us};
 use super::world::World;
@@ -293,15 +293,21 @@ impl Soak {
     /// Compares the history of the day with what was acknowledged, and removes it.
     async fn judge_day(&mut self, directory: &Path) -> Result<(), BenchError> {
         let (load, report) = (&self.load, &mut self.report);
-        let (sent, due, replays) = {
+        let (sent, due, replays, released) = {
             let mut all = load.acknowledged();
             let all = &mut *all;
-            (take(&mut all.sent), take(&mut all.notifications), take(&mut all.replays))
+            (
+                take(&mut all.sent),
+                take(&mut all.notifications),
+                take(&mut all.replays),
+                take(&mut all.released),
+            )
         };
         let mut done = FirstDone::default();
-        let of_day = (directory, load.cured.load(Ordering::Relaxed));
-        let pipelines = verdict::pipelines(of_day, &sent, &mut done, &mut report.violations)?;
-        let replays = replays::judge(of_day, &replays, &sent, &done, &mut report.violations)?;
+        let cured = load.cured.load(Ordering::Relaxed);
+        let course = Course { directory, cured, released: &released };
+        let pipelines = verdict::pipelines(course, &sent, &mut done, &mut report.violations)?;
+        let replays = replays::judge(course, &replays, &sent, &done, &mut report.violations)?;
         report.replays.add(&replays);
         if report.pipelines.is_empty() {
             report.pipelines = pipelines;
