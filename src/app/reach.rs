@@ -3,10 +3,11 @@
 //! A restart of Redis, a failover, or a machine that starts both, lets Fairlane arrive first. A process
 //! that ended then would wait for its service manager, which may take minutes.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use redis::{ErrorKind, ServerErrorKind};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::{AppError, RESPONSE_TIMEOUT};
@@ -18,6 +19,8 @@ use crate::redis::{Link, RedisError, Target};
 const AVAILABLE: Duration = Duration::from_secs(5);
 /// How long a start waits for a Redis that is loading its data.
 const LOADED: Duration = Duration::from_secs(60);
+/// After this time without an answer, a start says that it waits.
+const SILENT: Duration = Duration::from_secs(1);
 /// Pause between two tries.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -37,7 +40,19 @@ pub(super) async fn redis(config: &Config) -> Result<(), AppError> {
     let start = Instant::now();
     let mut said = None;
     loop {
-        let Err(error) = link.command("PING", redis::cmd("PING")).await else {
+        let mut asking = pin!(link.command("PING", redis::cmd("PING")));
+        let answer = if let Ok(answer) = timeout(SILENT, asking.as_mut()).await {
+            answer
+        } else {
+            // A frozen server accepts the connection and is silent.
+            if said.is_none() {
+                said = Some(AVAILABLE);
+                let seconds = AVAILABLE.as_secs();
+                warn!(seconds, "waiting for Redis before the start: it does not answer");
+            }
+            asking.await
+        };
+        let Err(error) = answer else {
             if said.is_some() {
                 info!("Redis answers: starting");
             }

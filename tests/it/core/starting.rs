@@ -303,6 +303,24 @@ async fn a_process_ends_if_no_redis_answers_within_5_s_of_its_start() {
     assert!(process.log().contains("error: cannot connect to Redis at"), "{}", process.log());
 }
 
+/// A frozen server accepts connections and answers nothing.
+#[tokio::test]
+async fn a_process_does_not_hang_at_its_start_because_redis_is_frozen() {
+    let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    server.sigstop();
+    let mut process = spawned(&server);
+    says(&process, WAITS).await;
+    let status = process.wait_exit(LONG).expect("it ends");
+    assert_eq!(status.code(), Some(69), "{}", process.log());
+
+    let mut process = spawned(&server);
+    says(&process, WAITS).await;
+    server.sigcont();
+    says(&process, "fairlane is running").await;
+    process.sigterm();
+    assert_eq!(process.wait_exit(LONG).expect("it ends").code(), Some(0), "{}", process.log());
+}
+
 #[tokio::test]
 async fn a_process_that_waits_for_redis_stops_when_it_is_asked_to() {
     let mut server = RedisServer::start(Options { tcp: true, ..Options::default() });
