@@ -70,7 +70,7 @@ pub(super) fn print_faults(json: bool, report: &faults::Report) -> Result<(), Co
             report.faults.values().sum::<usize>(), report.seconds, report.processes, report.seed,
             report.views, report.sales, report.notifications, report.notifications_repeated,
             report.leases_completed, report.leases_failed, report.leases_left,
-            report.dead_letters_redriven, report.operations, report.replays.replays, report.replays.events,
+            report.dead_letters_redriven, report.operations, report.replays.acknowledged, report.replays.events,
             report.requests_repeated, report.restarts,
         );
         let _ = writeln!(text, "drained in {} ms after the last fault", report.drained_ms);

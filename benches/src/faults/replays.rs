@@ -6,8 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::event::Event;
 use fairlane_testkit::history::{Outcome, Record};
 use serde::Serialize;
@@ -43,7 +44,8 @@ pub(crate) struct Replayed {
 /// What was found of all replays.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(crate) struct Replays {
-    pub(crate) replays: usize,
+    /// Number of replays that were acknowledged.
+    pub(crate) acknowledged: usize,
     /// Number of events that had to be in one of them, and were.
     pub(crate) events: usize,
     /// Events in a replay that were handled again because their first holder never committed them.
@@ -54,7 +56,7 @@ pub(crate) struct Replays {
 
 impl Replays {
     pub(crate) fn add(&mut self, other: &Self) {
-        self.replays += other.replays;
+        self.acknowledged += other.acknowledged;
         self.events += other.events;
         self.repeated += other.repeated;
         self.with_copies += other.with_copies;
@@ -88,9 +90,8 @@ impl Replayed {
 
 /// A time as the API reads it.
 fn wall(at: u64) -> String {
-    let now = SystemTime::now() - Duration::from_micros(now_us() - at);
-    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let micros = i64::try_from(since.as_micros()).unwrap_or(i64::MAX);
+    let then = SystemClock.now().saturating_sub(Duration::from_micros(now_us() - at));
+    let micros = i64::try_from(then.as_micros()).unwrap_or(i64::MAX);
     jiff::Timestamp::from_microsecond(micros).unwrap_or_default().to_string()
 }
 
@@ -111,7 +112,7 @@ pub(super) fn judge(
 ) -> Result<Replays, BenchError> {
     let found = fates(course.directory)?;
     let (mut judged, mut expected) = (BTreeSet::new(), Vec::new());
-    let mut report = Replays { replays: replays.len(), ..Replays::default() };
+    let mut report = Replays { acknowledged: replays.len(), ..Replays::default() };
     for replay in replays {
         let lane = replay.lane();
         let nothing = BTreeMap::new();
