@@ -2,7 +2,7 @@
 //!
 //! Each request is repeated until a process acknowledges it, as clients of a real deployment do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,9 +23,8 @@ use super::world::{LIMIT, World};
 /// One event in this many is poison, and so becomes a dead letter.
 const POISON_ONE_IN: u32 = 700;
 const RETRY: Duration = Duration::from_millis(50);
-/// The holder of a released lease learns it with its next renewal, and a request whose answer is lost may be
-/// executed later, µs.
-const UNAWARE_US: u64 = 4_000_000;
+/// A request whose answer is lost may be executed this much later, µs.
+const LATE_US: u64 = 4_000_000;
 
 /// The pipelines with events of their own, their bots, their keys per bot, and their part of the rate
 /// in percent.
@@ -336,7 +335,14 @@ impl Load {
 
     /// What operators do: they look, pause, resume, break leases, and replay.
     pub(crate) async fn operate(&self) {
+        let mut paused = VecDeque::new();
         while !self.ends() {
+            // A pause whose answer was lost may take effect after the operator ended it.
+            while paused.front().is_some_and(|&(at, _): &(u64, String)| now_us() > at + LATE_US) {
+                if let Some((_, resume)) = paused.pop_front() {
+                    self.resume(&resume).await;
+                }
+            }
             let pipeline = rand::rng().random_range(0..PIPELINES.len());
             let (name, bots, ..) = PIPELINES[pipeline];
             let bot = format!("{name}-{}", rand::rng().random_range(0..bots));
@@ -347,12 +353,15 @@ impl Load {
                     let body = json!({ "reason": "the campaign" });
                     self.api().post(&format!("{of_bot}/pause"), &body).await;
                     sleep(random_ms(50..600)).await;
-                    self.resume(&format!("{of_bot}/resume")).await;
+                    let resume = format!("{of_bot}/resume");
+                    self.resume(&resume).await;
+                    paused.push_back((now_us(), resume));
                 }
                 1 => {
                     let asked = now_us();
                     self.api().post(&format!("{of_bot}/release"), &json!({})).await;
-                    let until = now_us() + UNAWARE_US;
+                    // The holder learns it with its next renewal.
+                    let until = now_us() + LATE_US;
                     self.acknowledged().released.push(Released { bot, from: asked, until });
                 }
                 2 => drop(self.api().get(&format!("/v1/pipelines/{name}/bots?sort=age")).await),
@@ -363,7 +372,9 @@ impl Load {
                     let of_all = format!("/v1/pipelines/{name}");
                     self.api().post(&format!("{of_all}/pause"), &json!({})).await;
                     sleep(random_ms(50..400)).await;
-                    self.resume(&format!("{of_all}/resume")).await;
+                    let resume = format!("{of_all}/resume");
+                    self.resume(&resume).await;
+                    paused.push_back((now_us(), resume));
                 }
             }
             self.acknowledged().operations += 1;
@@ -396,7 +407,7 @@ impl Load {
         self.until(&known, &Request::json("POST", path, &json!({}))).await;
     }
 
-    /// Ends all pauses. A pause whose answer was lost may take effect after the operator ended it.
+    /// Ends all pauses.
     pub(crate) async fn resume_all(&self) {
         for (name, bots, ..) in PIPELINES {
             self.resume(&format!("/v1/pipelines/{name}/resume")).await;

@@ -348,6 +348,25 @@ fn a_handling_that_begins_under_an_older_fence_is_found() {
     );
 }
 
+#[test]
+fn only_a_call_over_a_network_may_arrive_after_one_of_the_next_lease() {
+    let judged = |checker: Checker| {
+        let mut checker = checker;
+        for record in [
+            sent("b", 0),
+            handled("b", 0, 2, (20, 21), Outcome::Done),
+            committed("b", &[0], 2, (22, 23)),
+            handled("b", 0, 1, (30, 31), Outcome::Done),
+        ] {
+            checker.add(&record);
+        }
+        let report = checker.report();
+        (report.is_clean(), report.fence_regressions, report.late, report.duplicates_unexplained)
+    };
+    assert_eq!(judged(Checker::new()), (false, 1, 0, 0));
+    assert_eq!(judged(Checker::new().calls_may_arrive_late()), (true, 0, 1, 0));
+}
+
 /// The holder learns of a release later than the next one gets the bot.
 #[test]
 fn only_the_holder_of_a_released_lease_may_begin_under_an_older_fence() {
