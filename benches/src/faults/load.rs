@@ -82,7 +82,7 @@ pub(crate) struct Due {
     pub(crate) earliest_ms: u64,
 }
 
-/// When an operator released the lease of a bot, see [`now_us`].
+/// When an operator released or revoked the lease of a bot, see [`now_us`].
 #[derive(Debug, Clone)]
 pub(crate) struct Released {
     pub(crate) bot: String,
@@ -417,14 +417,24 @@ impl Load {
         }
     }
 
-    /// Puts all dead letters back into their queues. Returns how many. Rules have some too: an action that
-    /// a full Redis refuses counts as an attempt.
+    /// Puts all dead letters back into their queues, which revokes the leases of their bots. Returns how
+    /// many. Rules have some too: an action that a full Redis refuses counts as an attempt.
     pub(crate) async fn redrive(&self) -> u64 {
         let mut redriven = 0;
-        for name in PIPELINES.iter().map(|(name, ..)| *name).chain(["automations"]) {
+        let own = PIPELINES.iter().map(|&(name, bots, ..)| (name, bots));
+        for (name, bots) in own.chain([("automations", 0)]) {
             let path = format!("/v1/pipelines/{name}/dead/redrive");
-            let (answer, _) = self.until(&[200], &Request::json("POST", &path, &json!({}))).await;
-            redriven += json(&answer)["redriven"].as_u64().unwrap_or_default();
+            let from = now_us();
+            let (answer, requests) =
+                self.until(&[200], &Request::json("POST", &path, &json!({}))).await;
+            let count = json(&answer)["redriven"].as_u64().unwrap_or_default();
+            if count > 0 || requests > 1 {
+                let until = now_us() + LATE_US;
+                let bots = (0..bots).map(|bot| format!("{name}-{bot}"));
+                let released = bots.map(|bot| Released { bot, from, until });
+                self.acknowledged().released.extend(released);
+            }
+            redriven += count;
         }
         redriven
     }

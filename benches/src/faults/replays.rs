@@ -189,7 +189,7 @@ struct Fate {
 }
 
 impl Fate {
-    /// Whether it was a dead letter, which gets another sequence when it is put back.
+    /// Whether it was a dead letter, which may get another sequence when it is put back.
     fn died(&self) -> bool {
         self.removed.is_some_and(|removed| self.done.is_none_or(|done| removed < done))
     }
