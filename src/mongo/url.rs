@@ -40,6 +40,10 @@ impl MongoUrl {
         let Some((scheme @ ("mongodb" | "mongodb+srv"), _)) = text.split_once("://") else {
             return Err(MongoUrlError::Scheme);
         };
+        // The driver panics at a `%` before a character of several bytes.
+        if text.split('%').skip(1).any(|rest| rest.len() > 2 && !rest.is_char_boundary(2)) {
+            return Err(MongoUrlError::Malformed);
+        }
         // The driver's error is dropped on purpose: it may quote the address.
         let parsed = ConnectionString::parse(text).map_err(|_| MongoUrlError::Malformed)?;
         let hosts = match parsed.host_info {
@@ -116,6 +120,9 @@ mod tests {
             "mongodb://u:secret@db/?w=notanumber&w=",
             "mongodb+srv://u:secret@db:1",
             "mongodb+srv://u:secret@a,b",
+            "mongodb://u:sec%ret@db",
+            "mongodb://u:secret%é@db",
+            "mongodb+srv://u:secret%．2@db.example.com",
         ];
         for text in refused {
             let error = MongoUrl::parse(text).unwrap_err();
