@@ -23,6 +23,9 @@ use super::world::{LIMIT, World};
 /// One event in this many is poison, and so becomes a dead letter.
 const POISON_ONE_IN: u32 = 700;
 const RETRY: Duration = Duration::from_millis(50);
+/// Maximum rate of the events that receivers complete later, events per second. A lease takes them a tenth
+/// of a second, and after a failure each one has a lease of its own. More would only pile up.
+const LEASED: u32 = 40;
 /// A request whose answer is lost may be executed this much later, µs.
 const LATE_US: u64 = 4_000_000;
 
@@ -202,7 +205,12 @@ impl Load {
         let (name, bots, keys, _) = PIPELINES[pipeline];
         let mut random = SmallRng::seed_from_u64(seed ^ pipeline as u64);
         let mut next = vec![0_u32; bots * keys];
-        let rate = if name == "limited" { rate.min(LIMIT * 4) } else { rate }.max(1);
+        let rate = match name {
+            "limited" => rate.min(LIMIT * 4),
+            "leased" => rate.min(LEASED),
+            _ => rate,
+        };
+        let rate = rate.max(1);
         let batches = (rate / 20).clamp(1, 20);
         let day = self.day.load(Ordering::Relaxed);
         while !self.ends() {
