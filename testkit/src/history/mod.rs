@@ -12,6 +12,7 @@
 //! Times are microseconds of the wall clock, so all processes must share the clock of one machine.
 
 mod check;
+mod report;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -21,7 +22,8 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
-pub use self::check::{Checker, Report};
+pub use self::check::Checker;
+pub use self::report::Report;
 
 /// The result of one handling of one event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
