@@ -1,5 +1,7 @@
 //! The errors of a call to Redis, and their meaning for the caller.
 
+use redis::Value;
+
 use super::replicas::Unconfirmed;
 use super::reply::ReplyError;
 use crate::breaker::Away;
@@ -86,11 +88,6 @@ impl RedisError {
         matches!(self, Self::Refused { message, .. } if message.starts_with("OOM"))
     }
 
-    /// Whether the server does not know the script (`SCRIPT FLUSH`).
-    pub(super) fn is_noscript(&self) -> bool {
-        matches!(self, Self::Refused { message, .. } if message.starts_with("NOSCRIPT"))
-    }
-
     /// What became of a request that ended with a temporary error, for its answer.
     pub(crate) fn outcome(&self) -> &'static str {
         match self {
@@ -136,4 +133,9 @@ impl RedisError {
             Self::Quota(_) | Self::Version { .. } | Self::Reply { .. } => false,
         }
     }
+}
+
+/// Whether the server did not know the script (`SCRIPT FLUSH`), so that it did not run.
+pub(super) fn is_noscript(value: &Value) -> bool {
+    matches!(value, Value::ServerError(error) if error.code() == "NOSCRIPT")
 }

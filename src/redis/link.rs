@@ -27,7 +27,7 @@ use redis::{AsyncConnectionConfig, Pipeline, Value};
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::error::RedisError;
+use super::error::{RedisError, is_noscript};
 use super::keys::ShardKeys;
 use super::node::{self, Node, Wiring, is_move, server_error};
 use super::reply::ReplyError;
@@ -198,7 +198,7 @@ impl Link {
         let sent = Instant::now();
         let mut values = self.run_timed(&pipe, C::LASTING).await?;
         let missing: Vec<usize> =
-            (0..values.len()).filter(|&at| is_noscript(&values[at])).collect();
+            (0..values.len()).filter(|&at| values[at].as_ref().is_ok_and(is_noscript)).collect();
         if !missing.is_empty() {
             // The server forgot its scripts (SCRIPT FLUSH) or is another one: recover, load, and
             // resend the calls that did not run.
@@ -440,9 +440,4 @@ impl Link {
             Destination::Everywhere => self.close(),
         }
     }
-}
-
-fn is_noscript(answer: &Result<Value, RedisError>) -> bool {
-    let error = answer.as_ref().ok().and_then(server_error);
-    error.is_some_and(|error| error.code() == "NOSCRIPT")
 }

@@ -16,7 +16,7 @@ use redis::{AsyncConnectionConfig, Client, Pipeline, RedisResult, ServerError, V
 use tokio::time::Instant;
 use tracing::info;
 
-use super::error::RedisError;
+use super::error::{RedisError, is_noscript};
 use super::keys::ShardKeys;
 use super::pooled::{Lent, Pooled};
 use super::replicas::run_of;
@@ -353,13 +353,7 @@ impl Setup {
         };
         if wiring.scripts {
             connected.run = self.load_scripts(&mut connected.connection).await?.into();
-            let mut recovered = self.recover(&mut connected, &self.slots).await;
-            if matches!(&recovered, Err(error) if error.is_noscript()) {
-                // A SCRIPT FLUSH in between.
-                self.load_scripts(&mut connected.connection).await?;
-                recovered = self.recover(&mut connected, &self.slots).await;
-            }
-            recovered?;
+            self.recover(&mut connected, &self.slots).await?;
         } else if wiring.target.replicas().is_some() {
             connected.run = run_of(self, &mut connected.connection).await?;
         }
@@ -413,7 +407,12 @@ impl Setup {
             pipe.add_command(call.command());
         }
         let mut revoked = 0;
-        let values = self.handshake(&mut connected.connection, &pipe).await?;
+        let mut values = self.handshake(&mut connected.connection, &pipe).await?;
+        if values.iter().any(is_noscript) {
+            // A SCRIPT FLUSH in between. A repeated recovery does nothing.
+            self.load_scripts(&mut connected.connection).await?;
+            values = self.handshake(&mut connected.connection, &pipe).await?;
+        }
         for ((slot, _), value) in shards.into_iter().zip(values) {
             match value {
                 Value::ServerError(error) if wiring.cluster && is_move(&error) => {

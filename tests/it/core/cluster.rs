@@ -4,7 +4,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use fairlane::clock::{Clock as _, SystemClock, micros};
-use fairlane::redis::{Server, Target};
+use fairlane::id::{BotId, PipelineName, ShardCount};
+use fairlane::redis::keys::ShardKeys;
+use fairlane::redis::scripts::Pause;
+use fairlane::redis::{Link, Server, Target};
 
 use super::fairness::{undisturbed, weighed};
 use super::faults::{FEW, durable, forgotten, interrupted, killed};
@@ -228,5 +231,35 @@ async fn slots_move_under_load_and_nothing_is_lost_or_reordered() {
         let known = fleet.server.ask(place, &["HGET", shard, "run"]).await;
         let server = fleet.server.ask(place, &["INFO", "server"]).await;
         assert!(server.contains(&format!("run_id:{known}\r")), "{shard} was not recovered");
+    }
+}
+
+/// A connection that was made while a slot was being migrated recovers the shard of the slot later.
+/// The server may have lost its scripts in between.
+#[tokio::test]
+async fn scripts_that_a_primary_forgot_while_a_slot_was_migrated_are_loaded_again() {
+    let cluster = three(Options::default()).await;
+    let target = Target::new(&cluster.url()).unwrap();
+    let (name, shards) = (PipelineName::parse("test").unwrap(), ShardCount::new(4).unwrap());
+    let keys: Vec<_> =
+        shards.shards().map(|shard| ShardKeys::new(target.prefix(), &name, shard)).collect();
+    let (moving, bot) = (keys[3].clone(), BotId::parse("b").unwrap());
+    let pause = Pause { keys: &moving, bot: Some(&bot), note: "", replaces: false };
+    let slot = cluster.slot_of("{test:3}").await.to_string();
+    let other = cluster.ask(2, &["CLUSTER", "MYID"]).await;
+    for link in [Link::new, Link::pooled] {
+        let link = link(target.clone(), keys.clone(), 1_000, LONG);
+        cluster.tell(0, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &other]).await;
+        let error = link.call(&pause).await.unwrap_err();
+        assert!(error.to_string().contains("TRYAGAIN"), "{error}");
+        cluster.tell(0, &["SCRIPT", "FLUSH"]).await;
+        cluster.tell(0, &["CLUSTER", "SETSLOT", &slot, "STABLE"]).await;
+        eventually(LONG, "the shard is recovered", async || {
+            let paused = link.call(&pause).await;
+            paused
+                .inspect_err(|error| assert!(error.to_string().contains("TRYAGAIN"), "{error}"))
+                .is_ok()
+        })
+        .await;
     }
 }
