@@ -1,5 +1,5 @@
-//! The structure of the sources: the core names no product, imports form no circle, and no file is
-//! too long.
+//! The structure of the sources: the core names no product, imports form no circle, no file is too long,
+//! and no merge is left unfinished.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -133,4 +133,24 @@ fn no_source_file_is_longer_than_500_lines() {
     }
     assert!(looked_at > 300, "only {looked_at} files were looked at");
     assert!(found.is_empty(), "split these files by concern:\n{}", found.join("\n"));
+}
+
+#[test]
+fn no_file_has_the_marks_of_a_merge_conflict() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let entries = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path());
+    let own = entries.filter(|path| !path.ends_with("target") && !path.ends_with(".git"));
+    let (mut looked_at, mut found) = (0, Vec::new());
+    for file in own.flat_map(|path| sources(&path)) {
+        // The other files are pictures.
+        let Ok(text) = fs::read_to_string(&file) else { continue };
+        looked_at += 1;
+        for (number, line) in (1..).zip(text.lines()) {
+            if ["<<<<<<< ", ">>>>>>> ", "||||||| "].iter().any(|mark| line.starts_with(mark)) {
+                found.push(format!("{}:{number}: {line}", file.display()));
+            }
+        }
+    }
+    assert!(looked_at > 500, "only {looked_at} files were looked at");
+    assert!(found.is_empty(), "a merge was not finished:\n{}", found.join("\n"));
 }
