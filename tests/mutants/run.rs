@@ -1,0 +1,141 @@
+//! Runs tests, with a mutant or without.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{Read as _, Seek as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::Failure;
+
+/// A test of a program.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Test {
+    pub(crate) program: PathBuf,
+    pub(crate) name: String,
+}
+
+/// What a run of tests says.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Ran {
+    Passed,
+    /// The tests that failed. None: the program ended before it could say so.
+    Failed(Vec<String>),
+    /// It did not end in time.
+    Hung,
+}
+
+/// How a test runs without a mutant.
+#[derive(Debug)]
+pub(crate) struct Known {
+    pub(crate) test: Test,
+    pub(crate) takes: Duration,
+    /// The mutants whose place it reaches.
+    pub(crate) reaches: BTreeSet<u32>,
+}
+
+/// The tests of a program whose names begin like one of these.
+pub(crate) fn list(program: &Path, names: &[String]) -> Result<Vec<Test>, Failure> {
+    let listed = Command::new(program)
+        .args(["--list", "--format", "terse"])
+        .output()
+        .map_err(|error| Failure::at(program, error))?;
+    let text = String::from_utf8_lossy(&listed.stdout);
+    let of = |line: &str| line.strip_suffix(": test").map(str::to_owned);
+    let chosen =
+        |name: &String| names.is_empty() || names.iter().any(|start| name.starts_with(start));
+    let test = |name| Test { program: program.to_owned(), name };
+    Ok(text.lines().filter_map(of).filter(chosen).map(test).collect())
+}
+
+/// Runs tests of one program at a time. They may take so long together.
+pub(crate) fn run(
+    program: &Path,
+    names: &[&str],
+    mutant: Option<u32>,
+    reached: Option<&Path>,
+    within: Duration,
+    copy: &Path,
+) -> Result<Ran, Failure> {
+    let mut out = tempfile::tempfile().map_err(|error| Failure::of("no temporary file", error))?;
+    let piped = |file: &File| {
+        file.try_clone().map(Stdio::from).map_err(|error| Failure::of("no temporary file", error))
+    };
+    let mut command = Command::new(program);
+    command
+        .arg("--exact")
+        .args(["--test-threads", "2"])
+        .args(names)
+        .current_dir(copy)
+        .env("RUST_BACKTRACE", "0")
+        .env_remove("FAIRLANE_MUTANT")
+        .stdin(Stdio::null())
+        .stdout(piped(&out)?)
+        .stderr(Stdio::null())
+        // What it has started ends with it.
+        .process_group(0);
+    command.envs(mutant.map(|number| ("FAIRLANE_MUTANT", number.to_string())));
+    command.envs(reached.map(|path| ("FAIRLANE_MUTANTS_REACHED", path)));
+    let mut child = command.spawn().map_err(|error| Failure::at(program, error))?;
+    let until = Instant::now() + within;
+    let ended = loop {
+        match child.try_wait().map_err(|error| Failure::at(program, error))? {
+            Some(ended) => break Some(ended),
+            None if Instant::now() >= until => break None,
+            None => sleep(Duration::from_millis(20)),
+        }
+    };
+    // Also what a test that failed has left running.
+    let group = format!("-{}", child.id());
+    let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
+    let Some(ended) = ended else {
+        let _ = child.wait();
+        return Ok(Ran::Hung);
+    };
+    if ended.success() {
+        return Ok(Ran::Passed);
+    }
+    let mut text = Vec::new();
+    let read = out.rewind().and_then(|()| out.read_to_end(&mut text));
+    read.map_err(|error| Failure::of("the output of the tests cannot be read", error))?;
+    let text = String::from_utf8_lossy(&text);
+    let failed = text.lines().filter_map(|line| {
+        let name = line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?;
+        Some(name.trim_end_matches(" - should panic").to_owned())
+    });
+    Ok(Ran::Failed(failed.collect()))
+}
+
+/// Runs a test alone, without a mutant. `None` if it does not pass.
+pub(crate) fn learn(test: &Test, copy: &Path) -> Result<Option<Known>, Failure> {
+    let directory =
+        tempfile::tempdir().map_err(|error| Failure::of("no temporary directory", error))?;
+    let notes = directory.path().join("reached");
+    let started = Instant::now();
+    let within = Duration::from_secs(180);
+    let ran = run(&test.program, &[&test.name], None, Some(&notes), within, copy)?;
+    let takes = started.elapsed();
+    if ran != Ran::Passed {
+        return Ok(None);
+    }
+    let bytes = fs::read(&notes).unwrap_or_default();
+    let reaches = bytes.as_chunks::<4>().0.iter().map(|four| u32::from_le_bytes(*four)).collect();
+    Ok(Some(Known { test: test.clone(), takes, reaches }))
+}
+
+/// The tests of a mutant, quick ones first.
+pub(crate) fn by_mutant(known: &[Known]) -> BTreeMap<u32, Vec<&Known>> {
+    let mut tests: BTreeMap<u32, Vec<&Known>> = BTreeMap::new();
+    for test in known {
+        for number in &test.reaches {
+            tests.entry(*number).or_default().push(test);
+        }
+    }
+    for list in tests.values_mut() {
+        list.sort_by_key(|known| known.takes);
+    }
+    tests
+}
