@@ -1,9 +1,11 @@
 //! A Redis Cluster for one test, of real `redis-server` processes.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use redis::Value;
 
+use super::proxy::Proxy;
 use super::redis::{Options, RedisBackend, RedisServer};
 use super::wait::eventually;
 
@@ -19,14 +21,16 @@ const SLOTS: usize = 16_384;
 pub struct Cluster {
     /// The initial primaries, then their replicas in the same order.
     pub nodes: Vec<RedisServer>,
+    /// A proxy before each node, in their order, if clients reach the nodes through proxies.
+    pub proxies: Vec<Proxy>,
     /// The ids of the nodes in the cluster.
     ids: Vec<String>,
 }
 
 impl RedisBackend for Cluster {
     fn url(&self) -> String {
-        let nodes: Vec<_> = self.nodes.iter().map(|node| node.tcp_addr().to_string()).collect();
-        format!("redis+cluster://{}", nodes.join(","))
+        let nodes = (0..self.nodes.len()).map(|place| self.announced(place).to_string());
+        format!("redis+cluster://{}", nodes.collect::<Vec<_>>().join(","))
     }
 }
 
@@ -44,8 +48,37 @@ impl Cluster {
         arguments: &[String],
     ) -> Self {
         let count = if replicas { 2 * primaries } else { primaries };
-        let nodes: Vec<RedisServer> = (0..count).map(|_| node(options, arguments)).collect();
-        let mut cluster = Self { nodes, ids: Vec::new() };
+        let nodes = (0..count).map(|_| node(options, arguments)).collect();
+        let cluster = Self { nodes, proxies: Vec::new(), ids: Vec::new() };
+        cluster.formed(primaries, arguments).await
+    }
+
+    /// The same with a proxy before each node. The nodes announce the addresses of the proxies, so
+    /// clients never learn another one.
+    pub async fn behind_proxies(options: Options, primaries: usize, arguments: &[String]) -> Self {
+        let nodes: Vec<_> = (0..2 * primaries).map(|_| node(options, arguments)).collect();
+        let mut cluster = Self { nodes, proxies: Vec::new(), ids: Vec::new() };
+        for place in 0..2 * primaries {
+            let proxy = Proxy::start(cluster.nodes[place].tcp_addr()).await;
+            let port = proxy.address().port().to_string();
+            cluster.tell(place, &["CONFIG", "SET", "cluster-announce-port", &port]).await;
+            let own = ["--cluster-announce-port".to_owned(), port];
+            let all = [&base_arguments()[..], arguments, &own].concat();
+            cluster.nodes[place].set_arguments(&all);
+            cluster.proxies.push(proxy);
+        }
+        cluster.formed(primaries, arguments).await
+    }
+
+    /// The address that clients are told.
+    fn announced(&self, place: usize) -> SocketAddr {
+        let proxy = self.proxies.get(place).map(Proxy::address);
+        proxy.unwrap_or_else(|| self.nodes[place].tcp_addr())
+    }
+
+    /// Makes a cluster of the nodes.
+    async fn formed(mut self, primaries: usize, arguments: &[String]) -> Self {
+        let (count, cluster) = (self.nodes.len(), &mut self);
         for place in 0..count {
             let id = cluster.ask(place, &["CLUSTER", "MYID"]).await;
             cluster.ids.push(id);
@@ -60,7 +93,7 @@ impl Cluster {
         for place in 1..count {
             let node = &cluster.nodes[place];
             let tls = arguments.iter().any(|argument| argument == "--tls-cluster");
-            let port = if tls { node.tls_port() } else { node.tcp_addr().port() };
+            let port = if tls { node.tls_port() } else { cluster.announced(place).port() };
             let (port, bus) = (port.to_string(), node.other_port().to_string());
             cluster.tell(0, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus]).await;
         }
@@ -75,7 +108,7 @@ impl Cluster {
             })
             .await;
         }
-        cluster
+        self
     }
 
     /// A cluster of three nodes that also serve clients over TLS. The arguments name the
@@ -170,8 +203,14 @@ impl Cluster {
 }
 
 fn node(options: Options, more: &[String]) -> RedisServer {
+    let arguments = [&base_arguments()[..], more].concat();
+    RedisServer::start_with(Options { tcp: true, ..options }, &arguments)
+}
+
+/// The arguments of every node.
+fn base_arguments() -> Vec<String> {
     let timeout = NODE_TIMEOUT_MS.to_string();
-    let mut arguments = [
+    let arguments = [
         ["--cluster-enabled", "yes"],
         ["--cluster-config-file", "nodes.conf"],
         ["--cluster-node-timeout", &timeout],
@@ -179,11 +218,6 @@ fn node(options: Options, more: &[String]) -> RedisServer {
         ["--cluster-require-full-coverage", "no"],
         ["--cluster-port", "{port}"],
         ["--cluster-replica-validity-factor", "0"],
-    ]
-    .concat()
-    .into_iter()
-    .map(str::to_owned)
-    .collect::<Vec<_>>();
-    arguments.extend_from_slice(more);
-    RedisServer::start_with(Options { tcp: true, ..options }, &arguments)
+    ];
+    arguments.concat().into_iter().map(str::to_owned).collect()
 }

@@ -52,8 +52,8 @@ pub(crate) struct FaultsArgs {
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u8).range(2..=16))]
     processes: u8,
     /// Use a Redis Cluster of three primaries with a replica each, instead of one server with a replica.
-    /// Writes wait for a replica. Replicas take over and slots move, but no fault hits the network to
-    /// Redis.
+    /// Writes wait for a replica. Replicas take over, slots move, and a fault of the network hits what all
+    /// processes and one primary send to each other.
     #[arg(long)]
     cluster: bool,
     /// Only faults of this kind. Can be repeated. Default: all.

@@ -31,7 +31,7 @@ impl RedisCluster {
     pub(super) async fn start() -> Self {
         let mut arguments = arguments(None);
         arguments.extend(["--cluster-node-timeout", NODE_TIMEOUT_MS].map(str::to_owned));
-        let servers = Cluster::start_with(OPTIONS, PRIMARIES, true, &arguments).await;
+        let servers = Cluster::behind_proxies(OPTIONS, PRIMARIES, &arguments).await;
         Self { servers }
     }
 

@@ -37,13 +37,13 @@ impl World {
             | Fault::ProcessStopped
             | Fault::ProcessReloaded
             | Fault::ClockStepped => self.inject_process(planned).await?,
-            fault if fault.is_between_process_and_redis() => {
-                let _line = node.redis_line.lock().await;
-                let proxy = node.redis.as_ref().ok_or_else(|| {
-                    BenchError::Campaign(format!("{} needs a proxy", fault.name()))
-                })?;
-                inject_network(planned, proxy).await
-            }
+            fault if fault.is_between_process_and_redis() => match &node.redis {
+                Some(proxy) => {
+                    let _line = node.redis_line.lock().await;
+                    inject_network(planned, proxy).await
+                }
+                None => self.inject_network_of_node(planned).await?,
+            },
             Fault::MongoThrottled | Fault::MongoRepliesLost => {
                 let _line = node.mongo_line.lock().await;
                 let started = now_us();
@@ -103,6 +103,16 @@ impl World {
             }
         }
         Ok(started)
+    }
+
+    /// A fault of what all processes and a primary of the cluster send to each other.
+    async fn inject_network_of_node(&self, planned: Planned) -> Result<u64, BenchError> {
+        let servers = self.redis.lock().await;
+        let Servers::Cluster(cluster) = &*servers else {
+            return Err(BenchError::Campaign(format!("{} needs a proxy", planned.fault.name())));
+        };
+        let primary = cluster.primary(planned.dice).await?;
+        Ok(inject_network(planned, &cluster.servers.proxies[primary]).await)
     }
 
     async fn inject_mongo(&self, planned: Planned) -> Result<u64, BenchError> {

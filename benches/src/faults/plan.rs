@@ -74,7 +74,8 @@ impl Fault {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// Whether it concerns what a process and Redis send to each other.
+    /// Whether it concerns what a process and Redis send to each other. In a cluster, it concerns what
+    /// all processes and one primary send to each other.
     pub(crate) fn is_between_process_and_redis(self) -> bool {
         matches!(
             self,
@@ -88,13 +89,12 @@ impl Fault {
         )
     }
 
-    /// Whether it can happen with a cluster, or with one server and its replica. The processes reach the
-    /// nodes of a cluster without a proxy.
+    /// Whether it can happen with a cluster, or with one server and its replica.
     pub(crate) fn happens_with(self, cluster: bool) -> bool {
         match self {
             Self::ClusterFailover | Self::SlotsMoved => cluster,
             Self::Failover => !cluster,
-            fault => !(cluster && fault.is_between_process_and_redis()),
+            _ => true,
         }
     }
 
@@ -244,7 +244,7 @@ mod tests {
         for &fault in Fault::value_variants() {
             assert!(fault.happens_with(false) || fault.happens_with(true), "{fault:?}");
         }
-        assert!(!Fault::NetworkCut.happens_with(true) && Fault::MongoKilled.happens_with(true));
+        assert!(!Fault::Failover.happens_with(true) && !Fault::SlotsMoved.happens_with(false));
     }
 
     #[test]

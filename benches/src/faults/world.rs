@@ -40,7 +40,7 @@ pub(crate) struct World {
 
 /// A process, and its network.
 pub(crate) struct Node {
-    /// `None`: it is connected to the nodes of a cluster.
+    /// `None`: it reaches the nodes of a cluster through their proxies.
     pub(crate) redis: Option<Proxy>,
     pub(crate) mongo: MongoProxy,
     pub(crate) api: Api,

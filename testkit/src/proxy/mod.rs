@@ -1,5 +1,5 @@
 //! A faulty network in front of a server. It cuts or slows connections, stops all traffic, and
-//! holds or loses single messages.
+//! holds or loses single messages. What a server sends to its replicas can only be cut.
 
 pub mod distance;
 mod line;
@@ -9,11 +9,11 @@ mod tests;
 use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -48,6 +48,11 @@ pub trait Protocol: Send + Sync + 'static {
 
     /// A number for this command, which is the `nth` (from 0) of its connection.
     fn number(command: &[u8], nth: u64) -> u64;
+
+    /// Whether this command turns its connection into a stream, whose bytes are no replies.
+    fn streams(_: &[u8]) -> bool {
+        false
+    }
 
     /// The number of the command that this reply answers. The reply is the `nth` (from 0) that
     /// answers a command. `None` means that it answers no command.
@@ -87,6 +92,10 @@ impl Proxy {
 
     pub fn url(&self) -> String {
         format!("redis://{}", self.address)
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Lets the `nth` command (from 1) that contains these bytes through, but not its reply: the
@@ -198,6 +207,15 @@ async fn connect(shared: &Shared) -> std::io::Result<TcpStream> {
 /// Intercepted commands that were handed on, by their numbers.
 type UnderWay = Mutex<HashMap<u64, Intercepted>>;
 
+/// What both directions of a connection share.
+struct Connection {
+    /// Its own lines.
+    own: [Line; 2],
+    under_way: UnderWay,
+    /// It is a stream: that of a replica.
+    streams: AtomicBool,
+}
+
 /// Ends when either side ends, when the connection is cut, or when a reply is lost.
 async fn serve<P: Protocol>(client: TcpStream, shared: Arc<Shared>) {
     let (mut cuts, losses) = (shared.cuts.subscribe(), shared.losses.subscribe());
@@ -205,12 +223,16 @@ async fn serve<P: Protocol>(client: TcpStream, shared: Arc<Shared>) {
     let _ = client.set_nodelay(true).and(server.set_nodelay(true));
     let (client_reads, client_writes) = client.into_split();
     let (server_reads, server_writes) = server.into_split();
-    let (under_way, own) = (UnderWay::default(), <[Line; 2]>::default());
+    let connection = Connection {
+        own: Default::default(),
+        under_way: UnderWay::default(),
+        streams: false.into(),
+    };
     tokio::select! {
         biased;
         _ = cuts.changed() => {}
-        () = commands::<P>(client_reads, server_writes, &shared, &own, &under_way) => {}
-        () = replies::<P>(server_reads, client_writes, &shared, &own, &under_way, losses) => {}
+        () = commands::<P>(client_reads, server_writes, &shared, &connection) => {}
+        () = replies::<P>(server_reads, client_writes, &shared, &connection, losses) => {}
     }
 }
 
@@ -218,13 +240,22 @@ async fn commands<P: Protocol>(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     shared: &Shared,
-    own: &[Line; 2],
-    under_way: &UnderWay,
+    Connection { own, under_way, streams }: &Connection,
 ) {
     let mut buffer = Vec::new();
     let mut count = 0;
     while from.read_buf(&mut buffer).await.is_ok_and(|bytes| bytes > 0) {
         while let Some(length) = P::frame(&buffer) {
+            if P::streams(&buffer[..length]) {
+                streams.store(true, Ordering::Release);
+            }
+            if streams.load(Ordering::Relaxed) {
+                if to.write_all(&buffer[..length]).await.is_err() {
+                    return;
+                }
+                buffer.drain(..length);
+                continue;
+            }
             shared.pass().await;
             let caught = shared.interceptors.catch(&buffer[..length]);
             let held =
@@ -256,13 +287,19 @@ async fn replies<P: Protocol>(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     shared: &Shared,
-    own: &[Line; 2],
-    under_way: &UnderWay,
+    Connection { own, under_way, streams }: &Connection,
     losses: watch::Receiver<u64>,
 ) {
     let mut buffer = Vec::new();
     let mut count = 0;
     while from.read_buf(&mut buffer).await.is_ok_and(|bytes| bytes > 0) {
+        if streams.load(Ordering::Acquire) {
+            if to.write_all(&buffer).await.is_err() {
+                return;
+            }
+            buffer.clear();
+            continue;
+        }
         while let Some(length) = P::frame(&buffer) {
             shared.pass().await;
             if losses.has_changed().unwrap_or(true) {

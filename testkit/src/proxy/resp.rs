@@ -15,6 +15,11 @@ impl Protocol for Resp {
         nth
     }
 
+    fn streams(command: &[u8]) -> bool {
+        const PSYNC: &[u8] = b"$5\r\nPSYNC\r\n";
+        command.starts_with(b"*3\r\n") && command[4..].starts_with(PSYNC)
+    }
+
     fn answers(reply: &[u8], nth: u64) -> Option<u64> {
         // A push answers no command.
         (reply[0] != b'>').then_some(nth)
