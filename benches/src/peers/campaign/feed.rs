@@ -33,7 +33,7 @@ pub(super) const QUIET_RATE: u32 = 20;
 /// Each tenant gets a last event this long after the time of the faults. It shows whether the tenant is
 /// still served.
 const LAST: Duration = Duration::from_secs(8);
-/// Time before an event is added again.
+/// Time before an event is added for the third time, and each later time.
 const RETRY: Duration = Duration::from_millis(50);
 /// Maximum time for an answer. Redis may be frozen for 3 s.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -118,9 +118,12 @@ pub(super) fn start(
             let mut connection = None;
             for Due { after, place: (tenant, position), event } in events {
                 sleep_until(started + after).await;
+                // A connection that was cut since the last event is only noticed now.
+                let mut pause = Duration::ZERO;
                 while !add(&client, &mut connection, &event).await {
                     connection = None;
-                    sleep(RETRY).await;
+                    sleep(pause).await;
+                    pause = RETRY;
                 }
                 let due = started_us + u64::try_from(after.as_micros()).unwrap_or(u64::MAX);
                 let line = format!("S\t{tenant}\t{position}\t{due}\t{}\n", now_us());
