@@ -14,6 +14,7 @@ mod tree;
 mod values;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -73,6 +74,12 @@ impl Failure {
     }
 }
 
+/// A setting of cargo.
+#[expect(clippy::disallowed_methods, reason = "cargo has its own settings")]
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name)
+}
+
 #[derive(Debug, Clone, PartialEq)]
 enum Verdict {
     /// By a test of this name.
@@ -110,7 +117,7 @@ fn main() -> ExitCode {
 fn judge_all(args: &Args) -> Result<usize, Failure> {
     let project = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
     let project = project.unwrap_or(Path::new(".")).to_owned();
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(project.join("target"), PathBuf::from);
+    let target = variable("CARGO_TARGET_DIR").map_or(project.join("target"), PathBuf::from);
     let mut tree = Tree::new(project, target);
     tree.write()?;
     println!("compiling {} mutants", tree.mutants.len());

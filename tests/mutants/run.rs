@@ -39,16 +39,16 @@ pub(crate) struct Known {
 
 /// The tests of a program whose names begin like one of these.
 pub(crate) fn list(program: &Path, names: &[String]) -> Result<Vec<Test>, Failure> {
-    let listed = Command::new(program)
+    let output = Command::new(program)
         .args(["--list", "--format", "terse"])
         .output()
         .map_err(|error| Failure::at(program, error))?;
-    let text = String::from_utf8_lossy(&listed.stdout);
+    let text = String::from_utf8_lossy(&output.stdout);
     let of = |line: &str| line.strip_suffix(": test").map(str::to_owned);
-    let chosen =
+    let is_chosen =
         |name: &String| names.is_empty() || names.iter().any(|start| name.starts_with(start));
-    let test = |name| Test { program: program.to_owned(), name };
-    Ok(text.lines().filter_map(of).filter(chosen).map(test).collect())
+    let names = text.lines().filter_map(of).filter(is_chosen);
+    Ok(names.map(|name| Test { program: program.to_owned(), name }).collect())
 }
 
 /// Runs tests of one program at a time. They may take so long together.

@@ -10,8 +10,8 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::Failure;
 use crate::mutate::{Mutant, mutate};
+use crate::{Failure, variable};
 
 /// The files that are changed.
 const CHANGED: &[&str] = &["src/admission/", "src/fanout/", "src/pool/", "src/queue/"];
@@ -147,7 +147,7 @@ impl Tree {
 
     /// The programs, or the mutants that do not compile.
     fn compile(&self) -> Result<Result<Programs, HashSet<u32>>, Failure> {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
+        let mut cargo = Command::new(variable("CARGO").unwrap_or("cargo".into()))
             .args(["test", "--locked", "--workspace", "--lib", "--test", "it", "--no-run"])
             .args(["--message-format", "json"])
             .current_dir(&self.copy)
