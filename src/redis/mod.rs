@@ -32,6 +32,7 @@ mod route;
 pub mod scripts;
 mod sentinel;
 mod server;
+mod silence;
 mod slot;
 mod target;
 mod topology;

@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Pipeline, RedisResult, ServerError, Value};
+use redis::{AsyncConnectionConfig, Client, Pipeline, ServerError, Value};
 use tokio::time::Instant;
 use tracing::info;
 
@@ -23,15 +23,13 @@ use super::replicas::run_of;
 use super::reply::{Reply, ReplyError};
 use super::route::{Destination, place};
 use super::scripts::{self, Call, Recover};
+use super::silence::Silence;
 use super::target::{Target, address, connect_error};
 
 /// The oldest server version with every command that the scripts use.
 const MIN_VERSION: (u32, u32) = (7, 0);
 /// Interval between attempts to recover a shard whose slot is being migrated.
 const LIFT: Duration = Duration::from_millis(100);
-/// After a newer connection answers, a call on a connection in doubt keeps at least this much time.
-/// The server answers the older call first, unless its answer is lost.
-const OUTLIVED: Duration = Duration::from_millis(250);
 
 /// Number of connections that this process made. Each connection has a different number.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
@@ -100,6 +98,7 @@ pub(super) struct Connected {
     tried: Instant,
     /// Number of timeouts before the connection was made.
     doubts: u64,
+    silence: Arc<Silence>,
 }
 
 impl Connected {
@@ -180,10 +179,9 @@ impl Node {
     ) -> Result<Vec<Value>, RedisError> {
         let wiring = &self.setup.wiring;
         let (sent, doubts, run) = match connection {
-            Lent::Shared(Connected { number, mut connection, doubts, run, .. }) => {
+            Lent::Shared(Connected { number, mut connection, doubts, run, silence, .. }) => {
                 let sending = connection.send_packed_commands(pipe, 0, pipe.len());
-                let sent = self.unless_outlived(sending, doubts).await;
-                (sent.inspect_err(|_| self.give_up(number)), doubts, run)
+                (self.answer(sending, (number, doubts), silence).await, doubts, run)
             }
             // It goes back to the pool before the wait.
             Lent::Own(mut own) => (own.send(pipe).await, own.doubts(), own.run()),
@@ -207,34 +205,9 @@ impl Node {
         Ok(values)
     }
 
-    /// Waits for the answer to a call on a connection made after `doubts` timeouts. When the
-    /// connection is put in doubt, a new connection shows whether the server answers. If the server
-    /// answers there, but the awaited answer does not follow soon, the old connection is dead: the
-    /// call ends as after a timeout.
-    async fn unless_outlived<T>(
-        &self,
-        sending: impl Future<Output = RedisResult<T>>,
-        doubts: u64,
-    ) -> RedisResult<T> {
-        let outlived = async {
-            self.setup.wiring.target.doubted_since(doubts).await;
-            let started = Instant::now();
-            // Boxed, since it is rarely needed: every call would carry its size.
-            match Box::pin(self.connected()).await {
-                // For a slow server or network, the call waits as long again.
-                Ok(_) => tokio::time::sleep(started.elapsed().max(OUTLIVED)).await,
-                // The call has its own timeout.
-                Err(_) => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            sent = sending => sent,
-            () = outlived => {
-                let text = "a newer connection answers, and this one does not";
-                Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text).into())
-            }
-        }
+    /// Waits until there were more timeouts than these.
+    pub(super) async fn doubted_since(&self, doubts: u64) {
+        self.setup.wiring.target.doubted_since(doubts).await;
     }
 
     /// The connection for a call; connects if there is none. From time to time, retries the
@@ -285,7 +258,8 @@ impl Node {
         }
     }
 
-    fn give_up(&self, number: u64) {
+    /// Closes this connection for further calls.
+    pub(super) fn give_up(&self, number: u64) {
         let Connections::Shared { current, .. } = &self.connections else { return };
         let mut current = current.write().unwrap_or_else(PoisonError::into_inner);
         if current.as_ref().is_some_and(|current| current.number == number) {
@@ -350,6 +324,7 @@ impl Setup {
             barred: Vec::new(),
             tried: Instant::now(),
             doubts,
+            silence: Arc::default(),
         };
         if wiring.scripts {
             connected.run = self.load_scripts(&mut connected.connection).await?.into();

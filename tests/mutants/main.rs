@@ -2,7 +2,7 @@
 //! pool or the queues: another sign or value, a call or an arm that is left out. A mutant that no test
 //! finds survives: a test is missing, or code is not needed. `make mutants-rust` runs it.
 //!
-//! All mutants are compiled at once, into a copy of the project in `target/mutants`. The variable
+//! All mutants are compiled at once, in a copy of the project in `target/mutants`. The variable
 //! `FAIRLANE_MUTANT` chooses one of them. First each test runs alone, without a mutant, and notes which
 //! mutants it reaches. Then each mutant runs the tests that reach it, quick ones first. It is found when
 //! a test fails twice, or does not end.
@@ -118,7 +118,7 @@ fn judge_all(args: &Args) -> Result<usize, Failure> {
     let project = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
     let project = project.unwrap_or(Path::new(".")).to_owned();
     let target = variable("CARGO_TARGET_DIR").map_or(project.join("target"), PathBuf::from);
-    let mut tree = Tree::new(project, target);
+    let mut tree = Tree::new(project, target.join("mutants"));
     tree.write()?;
     println!("compiling {} mutants", tree.mutants.len());
     let programs = tree.build()?;
@@ -138,7 +138,15 @@ fn judge_all(args: &Args) -> Result<usize, Failure> {
     let it = run::list(&programs.it, &args.tests)?;
     println!("learning what {} tests and {} against servers reach", units.len(), it.len());
     let tests: Vec<Test> = units.into_iter().chain(it).collect();
-    let known = in_parallel(&tests, |_, test| run::learn(test, &tree.copy))?;
+    let (copy, done) = (tree.copy(), AtomicUsize::new(0));
+    let known = in_parallel(&tests, |test| {
+        let known = run::learn(test, &copy)?;
+        let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+        if done % 50 == 0 {
+            println!("{done:>5}/{} tests", tests.len());
+        }
+        Ok(known)
+    })?;
     for (test, _) in tests.iter().zip(&known).filter(|(_, known)| known.is_none()) {
         println!("fails without a mutant, and is left out: {}", test.name);
     }
@@ -146,9 +154,9 @@ fn judge_all(args: &Args) -> Result<usize, Failure> {
     let by_mutant = run::by_mutant(&known);
     println!("running {} mutants of {}", mutants.len(), tree.mutants.len());
     let (begin, done) = (Instant::now(), AtomicUsize::new(0));
-    let verdicts = in_parallel(&mutants, |_, mutant| {
+    let verdicts = in_parallel(&mutants, |mutant| {
         let tests = by_mutant.get(&mutant.number).map_or(&[][..], Vec::as_slice);
-        let verdict = judge(mutant.number, tests, &programs.units, args.seconds, &tree.copy)?;
+        let verdict = judge(mutant.number, tests, &programs.units, args.seconds, &copy)?;
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
         println!("{done:>5}/{} {}:{} {verdict}", mutants.len(), mutant.file, mutant.line);
         Ok(verdict)
@@ -220,7 +228,7 @@ fn try_round(number: u32, round: &[&Known], copy: &Path) -> Result<Verdict, Fail
 /// Works on all of them, and returns the results in their order.
 fn in_parallel<T: Sync, R: Send>(
     all: &[T],
-    work: impl Fn(usize, &T) -> Result<R, Failure> + Sync,
+    work: impl Fn(&T) -> Result<R, Failure> + Sync,
 ) -> Result<Vec<R>, Failure> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
     std::thread::scope(|scope| {
@@ -229,7 +237,7 @@ fn in_parallel<T: Sync, R: Send>(
                 loop {
                     let place = next.fetch_add(1, Ordering::Relaxed);
                     let Some(one) = all.get(place) else { break };
-                    let result = work(place, one);
+                    let result = work(one);
                     results.lock().unwrap_or_else(PoisonError::into_inner).insert(place, result);
                 }
             });

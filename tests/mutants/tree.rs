@@ -19,8 +19,8 @@ const CHANGED: &[&str] = &["src/admission/", "src/fanout/", "src/pool/", "src/qu
 const LEFT_OUT: &[&str] =
     &["/tests.rs", "/tests/", "src/admission/metrics.rs", "src/queue/fuzzing.rs"];
 
-/// Where the changes that do not compile are kept, in the target directory.
-const DROPPED: &str = "mutants-that-do-not-compile.txt";
+/// Where the changes that do not compile are kept.
+const DROPPED: &str = "no-rust.txt";
 
 /// What the copy has beside the project: which mutant is chosen, and a note of those that were reached.
 const CHOICE: &str = r#"
@@ -60,9 +60,9 @@ pub(crate) struct Programs {
 
 pub(crate) struct Tree {
     project: PathBuf,
-    pub(crate) copy: PathBuf,
-    target: PathBuf,
-    /// The changes that do not compile. A file keeps them for the next time.
+    /// Has the copy, its builds, and the changes that do not compile.
+    place: PathBuf,
+    /// The changes that do not compile.
     dropped: HashSet<String>,
     pub(crate) mutants: Vec<Mutant>,
     /// By file, where the text of each mutant is.
@@ -70,18 +70,21 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// The copy of the project that `target` belongs to.
-    pub(crate) fn new(project: PathBuf, target: PathBuf) -> Self {
-        let copy = target.join("mutants");
-        let dropped = fs::read_to_string(target.join(DROPPED)).unwrap_or_default();
+    /// A copy of the project in `place`. A later run goes on there.
+    pub(crate) fn new(project: PathBuf, place: PathBuf) -> Self {
+        let dropped = fs::read_to_string(place.join(DROPPED)).unwrap_or_default();
         Self {
             project,
-            copy,
-            target,
+            place,
             dropped: dropped.lines().map(str::to_owned).collect(),
             mutants: Vec::new(),
             places: BTreeMap::new(),
         }
+    }
+
+    /// The copy.
+    pub(crate) fn copy(&self) -> PathBuf {
+        self.place.join("tree")
     }
 
     /// Writes the copy. Files that are the same keep their time, so that they are not compiled again.
@@ -93,6 +96,7 @@ impl Tree {
             .map_err(|error| Failure::of("git cannot list the files", error))?;
         self.mutants.clear();
         self.places.clear();
+        let copy = self.copy();
         let mut next = 1;
         for name in String::from_utf8_lossy(&listed.stdout).split('\0') {
             let from = self.project.join(name);
@@ -112,11 +116,11 @@ impl Tree {
                 self.places.insert(name.to_owned(), mutated.places);
                 bytes = mutated.text.into_bytes();
             }
-            let to = self.copy.join(name);
+            let to = copy.join(name);
             if fs::read(&to).is_ok_and(|there| there == bytes) {
                 continue;
             }
-            let parent = to.parent().unwrap_or(&self.copy);
+            let parent = to.parent().unwrap_or(&copy);
             fs::create_dir_all(parent).map_err(|error| Failure::at(parent, error))?;
             fs::write(&to, bytes).map_err(|error| Failure::at(&to, error))?;
             if let Ok(meta) = fs::metadata(&from) {
@@ -137,7 +141,7 @@ impl Tree {
                     let wrong = self.mutants.iter().filter(|it| wrong.contains(&it.number));
                     self.dropped.extend(wrong.map(Mutant::change));
                     let list: Vec<&str> = self.dropped.iter().map(String::as_str).collect();
-                    let file = self.target.join(DROPPED);
+                    let file = self.place.join(DROPPED);
                     fs::write(&file, list.join("\n")).map_err(|error| Failure::at(&file, error))?;
                     self.write()?;
                 }
@@ -150,8 +154,9 @@ impl Tree {
         let mut cargo = Command::new(variable("CARGO").unwrap_or("cargo".into()))
             .args(["test", "--locked", "--workspace", "--lib", "--test", "it", "--no-run"])
             .args(["--message-format", "json"])
-            .current_dir(&self.copy)
-            .env("CARGO_TARGET_DIR", &self.target)
+            .current_dir(self.copy())
+            // Not that of the project: cargo does not tell the two trees apart.
+            .env("CARGO_TARGET_DIR", self.place.join("build"))
             .stdout(Stdio::piped())
             .spawn()
             .map_err(|error| Failure::of("cargo cannot be started", error))?;

@@ -9,7 +9,10 @@ use fairlane::event::Event;
 use fairlane::handler::Outcomes;
 use fairlane::id::BotId;
 use fairlane::queue::{CLAIM_TTL, PushOptions};
+use fairlane::redis::{Link, Target};
+use redis::Pipeline;
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config};
@@ -24,6 +27,9 @@ use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(20);
 const WORK: Roles = Roles { ingest: false, work: true, http: false, schedule: false };
+
+/// How long a caller waits before it gives up.
+const PATIENCE: Duration = Duration::from_millis(300);
 
 /// A slow machine may need several tries: a try whose lease ran out meanwhile shows nothing.
 const TRIES: usize = 10;
@@ -141,6 +147,25 @@ async fn a_quiet_bot_goes_on_soon_after_the_replies_to_one_process_are_lost() {
         if let Some(other) = other {
             other.stop().await;
         }
+    }
+}
+
+#[tokio::test]
+async fn a_connection_without_answers_is_replaced_although_each_call_is_cancelled_early() {
+    let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    let proxy = Proxy::start(server.tcp_addr()).await;
+    // No call ever waits for so long.
+    let link = Link::new(Target::new(&proxy.url()).unwrap(), Vec::new(), 10_000, LONG * 10);
+    let mut ping = Pipeline::new();
+    ping.cmd("PING");
+    for _ in 0..3 {
+        link.run(&ping).await.unwrap();
+        proxy.lose_replies();
+        timeout(PATIENCE, link.run(&ping)).await.expect_err("no answer comes");
+        eventually(LONG, "a call is answered", async || {
+            timeout(PATIENCE, link.run(&ping)).await.is_ok_and(|answers| answers.is_ok())
+        })
+        .await;
     }
 }
 
