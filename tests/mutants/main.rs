@@ -26,8 +26,8 @@ use clap::Parser;
 
 use accepted::Accepted;
 use mutate::Mutant;
-use run::{Known, Ran, Test};
-use tree::Tree;
+use run::{Known, Learned, Ran, Test};
+use tree::{Programs, Tree};
 
 /// Number of tests, and of mutants, that run at the same time.
 const WORKERS: usize = 2;
@@ -136,33 +136,53 @@ fn judge_all(args: &Args) -> Result<usize, Failure> {
     }
     let units = run::list(&programs.units, &[])?;
     let it = run::list(&programs.it, &args.tests)?;
-    println!("learning what {} tests and {} against servers reach", units.len(), it.len());
     let tests: Vec<Test> = units.into_iter().chain(it).collect();
-    let (copy, done) = (tree.copy(), AtomicUsize::new(0));
-    let known = in_parallel(&tests, |test| {
-        let known = run::learn(test, &copy)?;
-        let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-        if done % 50 == 0 {
-            println!("{done:>5}/{} tests", tests.len());
-        }
-        Ok(known)
-    })?;
-    for (test, _) in tests.iter().zip(&known).filter(|(_, known)| known.is_none()) {
-        println!("fails without a mutant, and is left out: {}", test.name);
-    }
-    let known: Vec<Known> = known.into_iter().flatten().collect();
+    let known = learn(&tests, &tree, &programs)?;
     let by_mutant = run::by_mutant(&known);
     println!("running {} mutants of {}", mutants.len(), tree.mutants.len());
+    let copy = tree.copy();
     let (begin, done) = (Instant::now(), AtomicUsize::new(0));
     let verdicts = in_parallel(&mutants, |mutant| {
         let tests = by_mutant.get(&mutant.number).map_or(&[][..], Vec::as_slice);
         let verdict = judge(mutant.number, tests, &programs.units, args.seconds, &copy)?;
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-        println!("{done:>5}/{} {}:{} {verdict}", mutants.len(), mutant.file, mutant.line);
+        let Mutant { file, line, before, after, .. } = mutant;
+        println!("{done:>5}/{} {file}:{line} {verdict}", mutants.len());
+        if matches!(verdict, Verdict::Survived | Verdict::Unreached) {
+            println!("      - {before}\n      + {after}");
+        }
         Ok(verdict)
     })?;
     println!("{} s", begin.elapsed().as_secs());
     Ok(report(&mutants, &verdicts))
+}
+
+/// How the tests run without a mutant, except for those that fail.
+fn learn(tests: &[Test], tree: &Tree, programs: &Programs) -> Result<Vec<Known>, Failure> {
+    let mut learned = Learned::load(tree.learned(), &[&programs.units, &programs.it]);
+    let (mut known, mut new) = (Vec::new(), Vec::new());
+    for test in tests {
+        match learned.take(test) {
+            Some(test) => known.push(test),
+            None => new.push(test),
+        }
+    }
+    println!("learning what {} of {} tests reach", new.len(), tests.len());
+    let (copy, done) = (tree.copy(), AtomicUsize::new(0));
+    let found = in_parallel(&new, |test| {
+        let known = run::learn(test, &copy)?;
+        if known.is_none() {
+            println!("fails without a mutant, and is left out: {}", test.name);
+        }
+        let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+        if done % 50 == 0 {
+            println!("{done:>5}/{} tests", new.len());
+        }
+        Ok(known)
+    })?;
+    known.extend(found.into_iter().flatten());
+    learned.keep(&known)?;
+    Ok(known)
 }
 
 /// Runs the tests of a mutant.

@@ -115,7 +115,7 @@ pub(crate) fn learn(test: &Test, copy: &Path) -> Result<Option<Known>, Failure> 
         tempfile::tempdir().map_err(|error| Failure::of("no temporary directory", error))?;
     let notes = directory.path().join("reached");
     let started = Instant::now();
-    let within = Duration::from_secs(180);
+    let within = Duration::from_secs(90);
     let ran = run(&test.program, &[&test.name], None, Some(&notes), within, copy)?;
     let takes = started.elapsed();
     if ran != Ran::Passed {
@@ -124,6 +124,59 @@ pub(crate) fn learn(test: &Test, copy: &Path) -> Result<Option<Known>, Failure> 
     let bytes = fs::read(&notes).unwrap_or_default();
     let reaches = bytes.as_chunks::<4>().0.iter().map(|four| u32::from_le_bytes(*four)).collect();
     Ok(Some(Known { test: test.clone(), takes, reaches }))
+}
+
+/// What a former run learnt with the same programs.
+pub(crate) struct Learned {
+    path: PathBuf,
+    /// The programs and their times.
+    programs: String,
+    tests: BTreeMap<String, Known>,
+}
+
+impl Learned {
+    /// Reads the file, if it is about these programs.
+    pub(crate) fn load(path: PathBuf, programs: &[&Path]) -> Self {
+        let built = |program: &Path| fs::metadata(program).and_then(|meta| meta.modified()).ok();
+        let programs =
+            format!("{:?}", programs.iter().map(|it| (it, built(it))).collect::<Vec<_>>());
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        let mut lines = text.lines();
+        let tests = if lines.next() == Some(&programs) {
+            lines.filter_map(Known::parse).map(|known| (known.test.name.clone(), known)).collect()
+        } else {
+            BTreeMap::new()
+        };
+        Self { path, programs, tests }
+    }
+
+    pub(crate) fn take(&mut self, test: &Test) -> Option<Known> {
+        self.tests.remove(&test.name).filter(|known| known.test == *test)
+    }
+
+    /// Keeps what is known now, and what it had and was not asked for.
+    pub(crate) fn keep(&self, known: &[Known]) -> Result<(), Failure> {
+        let all = known.iter().chain(self.tests.values()).map(Known::line);
+        let lines: Vec<String> = [self.programs.clone()].into_iter().chain(all).collect();
+        fs::write(&self.path, lines.join("\n")).map_err(|error| Failure::at(&self.path, error))
+    }
+}
+
+impl Known {
+    fn line(&self) -> String {
+        let Self { test: Test { program, name }, takes, reaches } = self;
+        let reaches: Vec<String> = reaches.iter().map(u32::to_string).collect();
+        format!("{}\t{name}\t{}\t{}", program.display(), takes.as_micros(), reaches.join(" "))
+    }
+
+    fn parse(line: &str) -> Option<Self> {
+        let mut fields = line.split('\t');
+        let program = fields.next()?.into();
+        let test = Test { program, name: fields.next()?.to_owned() };
+        let takes = Duration::from_micros(fields.next()?.parse().ok()?);
+        let reaches = fields.next()?.split_whitespace().filter_map(|it| it.parse().ok()).collect();
+        Some(Self { test, takes, reaches })
+    }
 }
 
 /// The tests of a mutant, quick ones first.
@@ -138,4 +191,13 @@ pub(crate) fn by_mutant(known: &[Known]) -> BTreeMap<u32, Vec<&Known>> {
         list.sort_by_key(|known| known.takes);
     }
     tests
+}
+
+#[test]
+fn what_was_learnt_is_read_as_it_was_written() {
+    let test = Test { program: "/a/it-1".into(), name: "core::order::x".to_owned() };
+    let takes = Duration::from_micros(1_250);
+    let known = Known { test, takes, reaches: BTreeSet::from([3, 700]) };
+    let read = Known::parse(&known.line()).unwrap();
+    assert_eq!((read.test, read.takes, read.reaches), (known.test, known.takes, known.reaches));
 }

@@ -87,6 +87,11 @@ impl Tree {
         self.place.join("tree")
     }
 
+    /// Where it is kept what tests reach.
+    pub(crate) fn learned(&self) -> PathBuf {
+        self.place.join("learned.tsv")
+    }
+
     /// Writes the copy. Files that are the same keep their time, so that they are not compiled again.
     pub(crate) fn write(&mut self) -> Result<(), Failure> {
         let listed = Command::new("git")
