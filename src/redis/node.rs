@@ -180,8 +180,11 @@ impl Node {
         let wiring = &self.setup.wiring;
         let (sent, doubts, run) = match connection {
             Lent::Shared(Connected { number, mut connection, doubts, run, silence, .. }) => {
+                let waiting = self.wait(number, silence);
                 let sending = connection.send_packed_commands(pipe, 0, pipe.len());
-                (self.answer(sending, (number, doubts), silence).await, doubts, run)
+                let sent = self.unless_outlived(sending, doubts).await;
+                waiting.end(sent.is_ok());
+                (sent, doubts, run)
             }
             // It goes back to the pool before the wait.
             Lent::Own(mut own) => (own.send(pipe).await, own.doubts(), own.run()),

@@ -75,16 +75,24 @@ impl Silence {
     }
 }
 
-/// A call that waits for its answer.
-struct Waiting<'a> {
+/// A call that waits for its answer on a shared connection. If it is cancelled and the connection has been
+/// silent for too long, the next call makes another one.
+pub(super) struct Waiting<'a> {
     node: &'a Node,
+    /// The number of the connection.
     number: u64,
     silence: Option<Arc<Silence>>,
 }
 
 impl Waiting<'_> {
-    fn answered(mut self) {
-        self.silence.take().inspect(|silence| silence.answered());
+    /// The call has ended, `answered` or with an error.
+    pub(super) fn end(mut self, answered: bool) {
+        let Some(silence) = self.silence.take() else { return };
+        if answered {
+            silence.answered();
+        } else {
+            self.node.give_up(self.number);
+        }
     }
 }
 
@@ -97,30 +105,18 @@ impl Drop for Waiting<'_> {
 }
 
 impl Node {
-    /// Waits for the answer to a call on the shared connection of this number, made after `doubts`
-    /// timeouts. If the call is cancelled and the connection has been silent for too long, the next call
-    /// makes another one.
-    pub(super) async fn answer<T>(
-        &self,
-        sending: impl Future<Output = RedisResult<T>>,
-        (number, doubts): (u64, u64),
-        silence: Arc<Silence>,
-    ) -> RedisResult<T> {
+    /// Begins to wait for an answer on the connection of this number.
+    pub(super) fn wait(&self, number: u64, silence: Arc<Silence>) -> Waiting<'_> {
         silence.wait();
-        let waiting = Waiting { node: self, number, silence: Some(silence) };
-        let sent = self.unless_outlived(sending, doubts).await;
-        if sent.is_ok() {
-            waiting.answered();
-        } else {
-            self.give_up(number);
-        }
-        sent
+        Waiting { node: self, number, silence: Some(silence) }
     }
 
+    /// Waits for the answer to a call on a connection made after `doubts` timeouts.
+    ///
     /// When the connection is put in doubt, a new connection shows whether the server answers. If the
     /// server answers there, but the awaited answer does not follow soon, the old connection is dead: the
     /// call ends as after a timeout.
-    async fn unless_outlived<T>(
+    pub(super) async fn unless_outlived<T>(
         &self,
         sending: impl Future<Output = RedisResult<T>>,
         doubts: u64,
@@ -158,7 +154,7 @@ mod tests {
         let silence = Silence::default();
         for _ in 0..2 {
             silence.wait();
-            advance(SILENT / 2 - Duration::from_millis(1)).await;
+            advance((SILENT / 2).saturating_sub(Duration::from_millis(1))).await;
             assert!(!silence.cancelled());
             // Idle time does not count.
             advance(SILENT * 60).await;

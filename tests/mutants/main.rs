@@ -227,7 +227,7 @@ fn try_round(number: u32, round: &[&Known], copy: &Path) -> Result<Verdict, Fail
     let program = &round[0].test.program;
     let names: Vec<&str> = round.iter().map(|known| known.test.name.as_str()).collect();
     let takes: Duration = round.iter().map(|known| known.takes).sum();
-    let within = Duration::from_secs(30) + takes * 4;
+    let within = Duration::from_secs(20) + takes * 2;
     match run::run(program, &names, Some(number), None, within, copy)? {
         Ran::Passed => Ok(Verdict::Survived),
         Ran::Hung => Ok(Verdict::Hung),
