@@ -3,13 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _};
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::Failure;
+
+/// Maximum address space of the tests, kB.
+const MEMORY_KB: u32 = 8 << 20;
 
 /// A test of a program.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,8 +66,13 @@ pub(crate) fn run(
     let piped = |file: &File| {
         file.try_clone().map(Stdio::from).map_err(|error| Failure::of("no temporary file", error))
     };
-    let mut command = Command::new(program);
+    // Wrong code may allocate without end, or never end. `timeout` ends the tests also after this program
+    // was killed.
+    let limited = format!("ulimit -v {MEMORY_KB}; exec timeout -s KILL \"$@\"");
+    let mut command = Command::new("sh");
     command
+        .args(["-c", &limited, "sh", &within.as_secs_f64().to_string()])
+        .arg(program)
         .arg("--exact")
         .args(["--test-threads", "2"])
         .args(names)
@@ -80,23 +87,15 @@ pub(crate) fn run(
     command.envs(mutant.map(|number| ("FAIRLANE_MUTANT", number.to_string())));
     command.envs(reached.map(|path| ("FAIRLANE_MUTANTS_REACHED", path)));
     let mut child = command.spawn().map_err(|error| Failure::at(program, error))?;
-    let until = Instant::now() + within;
-    let ended = loop {
-        match child.try_wait().map_err(|error| Failure::at(program, error))? {
-            Some(ended) => break Some(ended),
-            None if Instant::now() >= until => break None,
-            None => sleep(Duration::from_millis(20)),
-        }
-    };
-    // Also what a test that failed has left running.
     let group = format!("-{}", child.id());
+    let ended = child.wait().map_err(|error| Failure::at(program, error))?;
+    // Also what a test that failed has left running.
     let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
-    let Some(ended) = ended else {
-        let _ = child.wait();
-        return Ok(Ran::Hung);
-    };
     if ended.success() {
         return Ok(Ran::Passed);
+    }
+    if ended.signal() == Some(9) || ended.code() == Some(128 + 9) {
+        return Ok(Ran::Hung);
     }
     let mut text = Vec::new();
     let read = out.rewind().and_then(|()| out.read_to_end(&mut text));
