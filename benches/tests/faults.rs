@@ -46,11 +46,12 @@ fn no_promise_breaks_in_a_campaign_of_faults() {
 #[test]
 fn no_promise_breaks_while_replicas_of_a_cluster_take_over_and_slots_move() {
     let short = ["--cluster", "--seed", "2", "--seconds", "25", "--rate", "100"];
-    let kinds = ["cluster-failover", "slots-moved", "process-killed", "mongo-killed"];
+    let kinds =
+        ["cluster-failover", "slots-moved", "process-killed", "replies-lost", "mongo-killed"];
     let only: Vec<_> = kinds.iter().flat_map(|kind| ["--only", kind]).collect();
     let report = campaign(&[&short[..], &only].concat());
     assert!(number_of_faults(&report) >= 8, "{report:#}");
-    for kind in &kinds[..3] {
+    for kind in &kinds[..4] {
         assert!(report["faults"][kind].as_u64() > Some(0), "{kind}: {report:#}");
     }
 }
@@ -63,10 +64,7 @@ fn a_campaign_refuses_unknown_faults_and_names_the_known_ones() {
     assert!(told.contains("process-killed") && told.contains("failover"), "{told}");
     for (arguments, why) in [
         (&["--only", "slots-moved"][..], "--only slots-moved is impossible without --cluster"),
-        (
-            &["--cluster", "--only", "network-cut"],
-            "--only network-cut is impossible with --cluster",
-        ),
+        (&["--cluster", "--only", "failover"], "--only failover is impossible with --cluster"),
     ] {
         let ran = bench("faults", arguments);
         let told = String::from_utf8_lossy(&ran.stderr);
