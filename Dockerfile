@@ -24,6 +24,7 @@ COPY benches/Cargo.toml benches/
 COPY benches/instructions/Cargo.toml benches/instructions/
 COPY testkit/Cargo.toml testkit/
 COPY tests/model/Cargo.toml tests/model/
+COPY tests/mutants/Cargo.toml tests/mutants/
 COPY lua lua
 COPY docs/runbook.md docs/
 COPY src src
