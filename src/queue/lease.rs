@@ -180,3 +180,62 @@ impl Lease {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(6);
+    const MOMENT: Duration = Duration::from_millis(1);
+
+    fn granted(connection: Option<u64>) -> Lease {
+        let bot = BotId::parse("a").unwrap();
+        let shard = bot.shard(crate::id::ShardCount::new(1).unwrap());
+        let grant = Grant {
+            bot,
+            fence: Fence::new(7),
+            start: 0,
+            attempts: Attempts::default(),
+            own: BotLimits::default(),
+            aside: Aside::default(),
+            queued_bytes: 0,
+        };
+        Lease::new(grant, "run".into(), shard, Sent { at: Instant::now(), connection }, TTL)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_held_until_a_tenth_before_its_end_and_longer_after_a_renewal() {
+        let mut lease = granted(Some(1));
+        assert_eq!(lease.renew_at(), Instant::now() + TTL / 3);
+        advance(TTL.mul_f64(0.9).saturating_sub(MOMENT)).await;
+        assert!(lease.is_held());
+        advance(MOMENT).await;
+        assert!(!lease.is_held());
+        lease.extend(Sent { at: Instant::now(), connection: Some(1) }, TTL);
+        assert!(lease.is_held());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_fresh_for_a_moment_and_over_the_connection_that_granted_it() {
+        let lease = granted(Some(1));
+        assert!(lease.is_fresh(Some(1)));
+        assert!(!lease.is_fresh(Some(2)) && !lease.is_fresh(None));
+        assert!(!granted(None).is_fresh(None), "the connection was not known");
+        advance(FRESH.saturating_sub(MOMENT)).await;
+        assert!(lease.is_fresh(Some(1)));
+        advance(MOMENT).await;
+        assert!(!lease.is_fresh(Some(1)));
+    }
+
+    #[test]
+    fn its_completion_tells_its_run_and_what_was_removed_before() {
+        let mut lease = granted(Some(1));
+        lease.removed(2);
+        lease.removed(3);
+        let completion = lease.renewal(TTL);
+        assert_eq!((lease.run(), &*completion.run), ("run", "run"));
+        assert_eq!((completion.before, completion.n, completion.fence), (5, 0, Fence::new(7)));
+    }
+}
