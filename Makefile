@@ -117,7 +117,7 @@ mutants: setup-build ## change the scripts, and see whether tests notice; SCRIPT
 	  cargo test --locked --workspace --test it -- --ignored --exact --nocapture \
 	  model::mutants::tests_find_every_change_of_a_script
 
-# All mutants are compiled at once, and most run only tests that take milliseconds.
+# All mutants are compiled in one build, and most run only tests that take milliseconds.
 mutants-rust: setup ## change the code in Rust, and see whether tests notice, in some hours; ARGS='--file src/pool'
 	cargo run --locked --package fairlane-mutants -- $(ARGS)
 
