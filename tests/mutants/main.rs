@@ -227,7 +227,7 @@ fn try_round(number: u32, round: &[&Known], copy: &Path) -> Result<Verdict, Fail
     let program = &round[0].test.program;
     let names: Vec<&str> = round.iter().map(|known| known.test.name.as_str()).collect();
     let takes: Duration = round.iter().map(|known| known.takes).sum();
-    let within = Duration::from_secs(20) + takes * 2;
+    let within = Duration::from_secs(10) + takes * 3;
     match run::run(program, &names, Some(number), None, within, copy)? {
         Ran::Passed => Ok(Verdict::Survived),
         Ran::Hung => Ok(Verdict::Hung),
@@ -269,36 +269,39 @@ fn in_parallel<T: Sync, R: Send>(
 /// Prints the survivors and a table. Returns the number of survivors that are not accepted.
 fn report(mutants: &[&Mutant], verdicts: &[Verdict]) -> usize {
     let mut accepted = Accepted::load();
-    let mut rows: BTreeMap<&str, [usize; 5]> = BTreeMap::new();
+    let mut rows: BTreeMap<&str, [usize; 6]> = BTreeMap::new();
     for (mutant, verdict) in mutants.iter().zip(verdicts) {
         let row = rows.entry(&mutant.file).or_default();
         row[0] += 1;
         let column = match verdict {
-            Verdict::Found(_) | Verdict::Hung => 1,
-            _ if accepted.take(mutant) => 2,
-            Verdict::Survived => 3,
-            Verdict::Unreached => 4,
+            Verdict::Found(_) => 1,
+            Verdict::Hung => 2,
+            _ if accepted.take(mutant) => 3,
+            Verdict::Survived => 4,
+            Verdict::Unreached => 5,
         };
         row[column] += 1;
-        if column > 2 {
+        if column > 3 {
             let Mutant { file, line, before, after, .. } = mutant;
-            let what = if column == 3 { "survived" } else { "not reached" };
+            let what = if column == 4 { "survived" } else { "not reached" };
             println!("{what}: {file}:{line}\n  - {before}\n  + {after}");
         }
     }
     println!(
-        "\n{:<36}{:>8}{:>8}{:>10}{:>10}{:>13}",
-        "file", "mutants", "found", "accepted", "survived", "not reached"
+        "\n{:<36}{:>8}{:>8}{:>8}{:>10}{:>10}{:>13}",
+        "file", "mutants", "found", "no end", "accepted", "survived", "not reached"
     );
-    let mut total = [0; 5];
+    let mut total = [0; 6];
     for (file, row) in &rows {
         print_row(file, *row);
         total.iter_mut().zip(row).for_each(|(sum, n)| *sum += n);
     }
     print_row("total", total);
-    total[3] + total[4]
+    total[4] + total[5]
 }
 
-fn print_row(name: &str, [mutants, found, accepted, survived, unreached]: [usize; 5]) {
-    println!("{name:<36}{mutants:>8}{found:>8}{accepted:>10}{survived:>10}{unreached:>13}");
+fn print_row(name: &str, [mutants, found, hung, accepted, survived, unreached]: [usize; 6]) {
+    println!(
+        "{name:<36}{mutants:>8}{found:>8}{hung:>8}{accepted:>10}{survived:>10}{unreached:>13}"
+    );
 }

@@ -98,7 +98,11 @@ impl Tree {
             .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
             .current_dir(&self.project)
             .output()
-            .map_err(|error| Failure::of("git cannot list the files", error))?;
+            .map_err(|error| Failure::of("git cannot be started", error))?;
+        if !listed.status.success() {
+            let said = String::from_utf8_lossy(&listed.stderr);
+            return Err(Failure::of("git cannot list the files", said.trim()));
+        }
         self.mutants.clear();
         self.places.clear();
         let copy = self.copy();

@@ -20,7 +20,7 @@ pub(crate) async fn in_order(mut fleet: Fleet<impl RedisBackend>, each: u32) {
     fleet.start(3).await;
     fleet.publish(each).await;
     fleet.drains(Duration::from_secs(120)).await;
-    let report = fleet.report();
+    let report = fleet.report_of(sent).await;
     assert!(report.is_clean(), "{report}");
     assert_eq!((report.bots, report.sent, report.overlaps), (200, sent, 0), "{report}");
     // No process was killed and no lease was lost, so no event is done twice.

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fairlane::redis::Link;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -155,6 +155,19 @@ impl<S: RedisBackend> Fleet<S> {
             checker.read_file(&path).unwrap();
         }
         checker.report()
+    }
+
+    /// The same, once `commits` events are noted as committed, or after a while. A worker notes a commit
+    /// after the answer of Redis, so the queues may be empty before.
+    pub(crate) async fn report_of(&self, commits: usize) -> Report {
+        let until = Instant::now() + START;
+        loop {
+            let report = self.report();
+            if report.committed >= commits || Instant::now() > until {
+                return report;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// Every record that the workers wrote, without an incomplete one at the end of a log.
