@@ -1,28 +1,27 @@
 //! The copy for one pipeline: its events by shard and bot, in bounded calls.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::join;
-use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
+use super::call::CallBatch;
 use super::positions::{Position, moved, stand};
-use super::{FanoutError, Gathered, Route, Stamped, Wanted};
+use super::{FanoutError, Gathered, Route, Stamped};
 use crate::clock::millis;
 use crate::event::Event;
 use crate::expression::Facts;
-use crate::id::{BotId, Offset, Shard};
-use crate::ledger::{Account, Posting};
+use crate::id::{Offset, Shard};
 use crate::metrics;
 use crate::pool::{Places, Reserved};
 use crate::quotas::QUEUED_BYTES;
 use crate::redis::RedisError;
 use crate::redis::scripts::{
-    Advance, Advanced, Enqueue, Enqueued, EventName, Postings, Queued, Repeats, Span, Take,
+    Advance, Advanced, Enqueue, Enqueued, Postings, Queued, Repeats, Span, Take,
 };
 use crate::telemetry::{Outage, Recovered};
 
@@ -30,8 +29,6 @@ use crate::telemetry::{Outage, Recovered};
 const CALL_EVENTS: usize = 500;
 /// The same in a sparse backlog.
 const WAVE_EVENTS: usize = 32;
-/// Maximum number of bytes in one enqueue call; a single larger event is sent alone.
-const CALL_BYTES: usize = 256 * 1_024;
 
 /// In a sparse backlog, a copy waits for places at most this long: other pipelines wait for it.
 const HOLD: Duration = Duration::from_millis(100);
@@ -57,99 +54,6 @@ pub(super) struct ShardBatch<'a> {
     calls: VecDeque<CallBatch<'a>>,
     /// The places of the logs of its events.
     logs: Vec<usize>,
-}
-
-#[derive(Default)]
-struct CallBatch<'a> {
-    bots: Vec<(BotId, Vec<&'a [u8]>)>,
-    /// Ledger entries per bot, if the queues have a ledger.
-    postings: Vec<BTreeMap<Account, u64>>,
-    /// Per bot, of each event its name and its ledger entry, if repetitions are dropped.
-    named: Vec<Vec<(EventName, Option<&'a Posting>)>>,
-    /// The names of repetitions that were left out.
-    left_out: Vec<EventName>,
-    places: FxHashMap<BotId, usize>,
-    events: usize,
-    bytes: usize,
-    /// The last offset of each log with events in the call.
-    lasts: Vec<(usize, Offset)>,
-}
-
-impl<'a> CallBatch<'a> {
-    fn add(&mut self, wanted: &Wanted, event: &'a [u8]) -> usize {
-        let bots = &mut self.bots;
-        let place = *self.places.entry(wanted.bot.clone()).or_insert_with(|| {
-            bots.push((wanted.bot.clone(), Vec::with_capacity(1)));
-            bots.len() - 1
-        });
-        bots[place].1.push(event);
-        self.events += 1;
-        self.bytes += event.len();
-        // Most events are of the log of the one before.
-        match self.lasts.iter_mut().rev().find(|(log, _)| *log == wanted.log) {
-            Some((_, last)) => *last = wanted.offset,
-            None => self.lasts.push((wanted.log, wanted.offset)),
-        }
-        place
-    }
-
-    /// Adds the ledger entry of an event of the bot at `place`.
-    fn post(&mut self, place: usize, posting: Option<&Posting>) {
-        self.postings.resize_with(self.bots.len(), BTreeMap::new);
-        if let Some(Posting { account, amount }) = posting {
-            *self.postings[place].entry(account.clone()).or_default() += amount;
-        }
-    }
-
-    /// Notes the name of an event of the bot at `place`.
-    fn name(&mut self, place: usize, name: EventName, posting: Option<&'a Posting>) {
-        self.named.resize_with(self.bots.len(), Vec::new);
-        self.named[place].push((name, posting));
-    }
-
-    fn is_full_for(&self, event: &[u8], size: usize) -> bool {
-        self.events >= size || (self.events > 0 && self.bytes + event.len() > CALL_BYTES)
-    }
-
-    /// The same call with these events.
-    fn with(self, bots: Vec<(BotId, Vec<&'a [u8]>)>) -> Self {
-        let events = || bots.iter().flat_map(|(_, events)| events);
-        let (count, bytes) = (events().count(), events().map(|event| event.len()).sum());
-        Self { events: count, bytes, bots, ..self }
-    }
-
-    /// The same call without the events at these places.
-    fn without(mut self, repeated: &[usize]) -> Self {
-        let (mut at, mut repeated) = (0, repeated.iter().copied().peekable());
-        let mut kept = Self {
-            lasts: std::mem::take(&mut self.lasts),
-            left_out: std::mem::take(&mut self.left_out),
-            ..Self::default()
-        };
-        let has_ledger = !self.postings.is_empty();
-        for ((bot, events), named) in self.bots.into_iter().zip(self.named) {
-            for (event, (name, posting)) in events.into_iter().zip(named) {
-                let is_repeated = repeated.next_if_eq(&at).is_some();
-                at += 1;
-                if is_repeated {
-                    kept.left_out.push(name);
-                    continue;
-                }
-                if kept.bots.last().is_none_or(|(last, _)| *last != bot) {
-                    kept.bots.push((bot.clone(), Vec::with_capacity(1)));
-                }
-                let place = kept.bots.len() - 1;
-                kept.bots[place].1.push(event);
-                kept.events += 1;
-                kept.bytes += event.len();
-                kept.name(place, name, posting);
-                if has_ledger {
-                    kept.post(place, posting);
-                }
-            }
-        }
-        kept
-    }
 }
 
 /// A call that is sent: its shard, and the places of the logs of its spans.
@@ -427,8 +331,7 @@ impl Route {
             let again = |call: Enqueue<'a>, named| {
                 let postings = call.postings.map(|postings| postings.bots).unwrap_or_default();
                 let left_out = call.repeats.map(|repeats| repeats.left_out).unwrap_or_default();
-                let batch = CallBatch { postings, named, left_out, lasts, ..CallBatch::default() };
-                batch.with(call.bots)
+                CallBatch::of(call.bots, postings, named, left_out, lasts)
             };
             match reply {
                 Ok(Enqueued::Ok(more, taken)) => {

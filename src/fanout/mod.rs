@@ -10,6 +10,7 @@
 //!    pipeline. Each call carries the shard's chain of offsets, so the shard itself notices a
 //!    repeated or lost call.
 
+mod call;
 mod copy;
 mod positions;
 pub(crate) mod starts;
@@ -491,3 +492,6 @@ impl Matches {
 
 /// How long a failed fan-out waits before it starts again.
 pub(crate) const RESTART: Duration = Duration::from_millis(250);
+
+#[cfg(test)]
+mod tests;

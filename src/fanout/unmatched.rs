@@ -125,7 +125,9 @@ mod tests {
         for number in 0..2 * FOUND_MAX {
             found.add(&format!("type-{number}"));
         }
-        assert!(found.0.len() <= FOUND_MAX + 1, "{} types", found.0.len());
+        assert_eq!(found.0.len(), FOUND_MAX + 1);
         assert_eq!(found.0.values().sum::<u64>(), 2 * FOUND_MAX as u64);
+        found.add("type-7");
+        assert_eq!(found.0["type-7"], 2, "a known type is counted as itself");
     }
 }
