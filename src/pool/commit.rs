@@ -338,29 +338,7 @@ async fn commit_group(
     metrics: &PipelineMetrics,
     waiting: &mut Vec<Item>,
 ) -> Result<(), RedisError> {
-    let mut shards: BTreeMap<Shard, Vec<Vec<usize>>> = BTreeMap::new();
-    for (place, item) in waiting.iter().enumerate() {
-        let groups = shards.entry(item.shard).or_default();
-        // The script accepts each bot once, so a renewal and the end of its slice need separate
-        // calls.
-        let accounts = |item: &Item| {
-            item.completion.leaving.as_ref().map_or(0, |leaving| leaving.accounts.len())
-        };
-        let fits = |group: &Vec<usize>| {
-            let others = || group.iter().map(|&place| &waiting[place]);
-            group.len() < CALL_MAX
-                && others().map(accounts).sum::<usize>() + accounts(item) <= CALL_ACCOUNTS
-                && !others().any(|other| other.completion.bot == item.completion.bot)
-        };
-        match groups.last_mut() {
-            Some(group) if fits(group) => group.push(place),
-            _ => groups.push(vec![place]),
-        }
-    }
-    let groups: Vec<(Shard, Vec<usize>)> = shards
-        .into_iter()
-        .flat_map(|(shard, groups)| groups.into_iter().map(move |group| (shard, group)))
-        .collect();
+    let groups = grouped(waiting);
     if groups.is_empty() {
         return Ok(());
     }
@@ -419,6 +397,34 @@ async fn commit_group(
     failed.map_or(Ok(()), Err)
 }
 
+/// The calls of a write: of each its shard, and the places of its completions. Completions of one bot
+/// keep their order.
+fn grouped(waiting: &[Item]) -> Vec<(Shard, Vec<usize>)> {
+    let mut shards: BTreeMap<Shard, Vec<Vec<usize>>> = BTreeMap::new();
+    for (place, item) in waiting.iter().enumerate() {
+        let groups = shards.entry(item.shard).or_default();
+        // The script accepts each bot once, so a renewal and the end of its slice need separate
+        // calls.
+        let accounts = |item: &Item| {
+            item.completion.leaving.as_ref().map_or(0, |leaving| leaving.accounts.len())
+        };
+        let fits = |group: &Vec<usize>| {
+            let others = || group.iter().map(|&place| &waiting[place]);
+            group.len() < CALL_MAX
+                && others().map(accounts).sum::<usize>() + accounts(item) <= CALL_ACCOUNTS
+                && !others().any(|other| other.completion.bot == item.completion.bot)
+        };
+        match groups.last_mut() {
+            Some(group) if fits(group) => group.push(place),
+            _ => groups.push(vec![place]),
+        }
+    }
+    let calls = |(shard, groups): (Shard, Vec<Vec<usize>>)| {
+        groups.into_iter().map(move |group| (shard, group))
+    };
+    shards.into_iter().flat_map(calls).collect()
+}
+
 fn answer(item: Item, verdict: Verdict) {
     let committed = match verdict {
         Verdict::Ok => Committed::Done,
@@ -433,3 +439,6 @@ fn answer(item: Item, verdict: Verdict) {
     };
     let _ = item.reply.send(committed);
 }
+
+#[cfg(test)]
+mod tests;
