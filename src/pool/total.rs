@@ -63,6 +63,94 @@ struct State {
     again: Instant,
 }
 
+/// What a process asks for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Wish {
+    /// Number of slices, of at most this number over all processes.
+    slices: Option<(usize, usize)>,
+    /// Number of tokens of the bucket.
+    tokens: Option<(usize, Bucket)>,
+    /// The unused tokens of the grant with this stamp, which it returns.
+    unused: (usize, u64),
+}
+
+impl State {
+    fn new(now: Instant) -> Self {
+        Self { slices: 0, until: now, asked: 0, tokens: 0, taken_at: now, stamp: 0, again: now }
+    }
+
+    /// Takes what may be claimed at most, and at most `room` leases. `held`: the number of leases that
+    /// the process holds.
+    fn take(&mut self, limits: Totals, held: usize, room: usize, now: Instant) -> Asked {
+        let mut left = room;
+        if limits.concurrency.is_some() {
+            let slices = if now < self.until { self.slices } else { 0 };
+            left = left.min(slices.saturating_sub(held + self.asked));
+        }
+        if limits.rate.is_some() {
+            let fresh = now.duration_since(self.taken_at) < BATCH;
+            left = left.min(if fresh { self.tokens } else { 0 });
+            self.tokens -= left;
+        }
+        self.asked += left;
+        Asked { leases: left, stamp: self.stamp }
+    }
+
+    /// What to ask for, for `more` leases with up to `usual` events each. Until the answer, the process
+    /// has only what is certain.
+    fn wish(&mut self, limits: Totals, held: usize, more: usize, usual: usize) -> Wish {
+        let used = held + self.asked;
+        let slices = limits.concurrency.map(|max| ((used + more).min(max), max));
+        self.slices = self.slices.min(slices.map_or(0, |(wanted, _)| wanted));
+        let tokens = limits.rate.map(|bucket| {
+            let batch = BATCH.as_secs_f64() * 1e6 / bucket.interval_us;
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small")]
+            let batch = (batch as usize).max(1);
+            let events = more.saturating_mul(usual);
+            (if more == 0 { 0 } else { events.min(batch) }, bucket)
+        });
+        let unused = (std::mem::take(&mut self.tokens), self.stamp);
+        Wish { slices, tokens, unused }
+    }
+
+    /// Notes the answer to a wish, and when it was sent and answered.
+    fn granted(
+        &mut self,
+        limits: Totals,
+        wish: &Wish,
+        Budgeted { slices, tokens, wait_ms, stamp }: Budgeted,
+        (sent, now): (Instant, Instant),
+    ) {
+        if let Some((wanted, _)) = wish.slices {
+            self.slices = slices.min(wanted);
+            self.until = sent + TTL - MARGIN;
+        }
+        (self.tokens, self.taken_at, self.stamp) = (tokens, sent, stamp);
+        self.again = match limits.rate {
+            Some(_) if tokens == 0 => now + Duration::from_millis(wait_ms).max(PAUSE),
+            _ => now,
+        };
+    }
+
+    fn answered(&mut self, limits: Totals, asked: Asked, leases: usize) {
+        self.asked = self.asked.saturating_sub(asked.leases);
+        self.put_back(limits, asked.leases.saturating_sub(leases), asked.stamp);
+    }
+
+    fn share(&mut self, leases: usize, usual: usize) -> (usize, u64) {
+        let more = (self.tokens / leases.max(1)).min(usual.saturating_sub(1));
+        self.tokens -= more * leases;
+        (1 + more, self.stamp)
+    }
+
+    fn put_back(&mut self, limits: Totals, tokens: usize, stamp: u64) {
+        // Those of an older grant are too old.
+        if limits.rate.is_some() && self.stamp == stamp {
+            self.tokens += tokens;
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Total {
     limits: Totals,
@@ -78,16 +166,7 @@ impl Total {
         if limits == Totals::default() {
             return None;
         }
-        let now = Instant::now();
-        let state = State {
-            slices: 0,
-            until: now,
-            asked: 0,
-            tokens: 0,
-            taken_at: now,
-            stamp: 0,
-            again: now,
-        };
+        let state = State::new(Instant::now());
         let process = uuid::Uuid::now_v7().to_string();
         Some(Self { limits, process, state: Mutex::new(state), calls: tokio::sync::Mutex::new(()) })
     }
@@ -137,70 +216,29 @@ impl Total {
 
     /// Takes from what this process has.
     fn take(&self, shared: &Shared, room: usize) -> Asked {
-        let mut state = self.state();
-        let now = Instant::now();
-        let mut left = room;
-        if self.limits.concurrency.is_some() {
-            let held = if now < state.until { state.slices } else { 0 };
-            left = left.min(held.saturating_sub(shared.occupancy.held() + state.asked));
-        }
-        if self.limits.rate.is_some() {
-            let fresh = now.duration_since(state.taken_at) < BATCH;
-            left = left.min(if fresh { state.tokens } else { 0 });
-            state.tokens -= left;
-        }
-        state.asked += left;
-        Asked { leases: left, stamp: state.stamp }
+        let held = shared.occupancy.held();
+        self.state().take(self.limits, held, room, Instant::now())
     }
 
     /// Asks for `more` leases than this process has.
     async fn ask(&self, shared: &Shared, more: usize) {
         let _one = self.calls.lock().await;
         let sent = Instant::now();
-        let (budget, wanted) = {
-            let mut state = self.state();
-            let used = shared.occupancy.held() + state.asked;
-            let slices = self.limits.concurrency.map(|max| ((used + more).min(max), max));
-            let wanted = slices.map_or(0, |(wanted, _)| wanted);
-            // Until the answer, it holds what is certain.
-            state.slices = state.slices.min(wanted);
-            let tokens = self.limits.rate.map(|bucket| {
-                let batch = BATCH.as_secs_f64() * 1e6 / bucket.interval_us;
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "small"
-                )]
-                let batch = (batch as usize).max(1);
-                let events = more.saturating_mul(shared.usual_events());
-                (if more == 0 { 0 } else { events.min(batch) }, bucket)
-            });
-            let unused = (state.tokens, state.stamp);
-            state.tokens = 0;
-            let budget = Budget {
-                keys: &shared.queue.shards()[0],
-                process: &self.process,
-                slices,
-                ttl_ms: crate::clock::millis(TTL),
-                tokens,
-                unused,
-            };
-            (budget, wanted)
+        let held = shared.occupancy.held();
+        let wish = self.state().wish(self.limits, held, more, shared.usual_events());
+        let Wish { slices, tokens, unused } = wish;
+        let budget = Budget {
+            keys: &shared.queue.shards()[0],
+            process: &self.process,
+            slices,
+            ttl_ms: crate::clock::millis(TTL),
+            tokens,
+            unused,
         };
         match shared.queue.link().call(&budget).await {
-            Ok(Budgeted { slices, tokens, wait_ms, stamp }) => {
+            Ok(granted) => {
                 ASKS.succeeded();
-                let mut state = self.state();
-                if self.limits.concurrency.is_some() {
-                    state.slices = slices.min(wanted);
-                    state.until = sent + TTL - MARGIN;
-                }
-                (state.tokens, state.taken_at, state.stamp) = (tokens, sent, stamp);
-                let now = Instant::now();
-                state.again = match self.limits.rate {
-                    Some(_) if tokens == 0 => now + Duration::from_millis(wait_ms).max(PAUSE),
-                    _ => now,
-                };
+                self.state().granted(self.limits, &wish, granted, (sent, Instant::now()));
             }
             Err(error) => {
                 if let Some(suppressed) = ASKS.failed() {
@@ -214,9 +252,7 @@ impl Total {
 
     /// Notes what became of a reservation: `leases`, which the occupancy counts already.
     pub(super) fn answered(&self, asked: Asked, leases: usize) {
-        let mut state = self.state();
-        state.asked = state.asked.saturating_sub(asked.leases);
-        self.put_back_to(&mut state, asked.leases.saturating_sub(leases), asked.stamp);
+        self.state().answered(self.limits, asked, leases);
     }
 
     /// The tokens of each of `leases` slices that have up to `usual` events, and their stamp. One of
@@ -225,23 +261,12 @@ impl Total {
         if self.limits.rate.is_none() {
             return (usual, 0);
         }
-        let mut state = self.state();
-        let more = (state.tokens / leases.max(1)).min(usual.saturating_sub(1));
-        state.tokens -= more * leases;
-        (1 + more, state.stamp)
+        self.state().share(leases, usual)
     }
 
     /// Takes back tokens that were not used.
     pub(super) fn put_back(&self, tokens: usize, stamp: u64) {
-        let mut state = self.state();
-        self.put_back_to(&mut state, tokens, stamp);
-    }
-
-    fn put_back_to(&self, state: &mut State, tokens: usize, stamp: u64) {
-        // Those of an older grant are too old.
-        if self.limits.rate.is_some() && state.stamp == stamp {
-            state.tokens += tokens;
-        }
+        self.state().put_back(self.limits, tokens, stamp);
     }
 
     /// Returns unused tokens while nobody is ready.
@@ -326,3 +351,6 @@ impl Drop for Reserved {
 fn leases_of(asks: &[Ask]) -> usize {
     asks.iter().map(|ask| ask.max).sum()
 }
+
+#[cfg(test)]
+mod tests;
