@@ -217,7 +217,7 @@ impl Site {
             let mut ears: Vec<Box<dyn Listener>> =
                 vec![Box::new(ActivityEar(Arc::clone(&activity)))];
             if roles.schedule {
-                let board = DueBoard::new(&queue);
+                let board = DueBoard::new(queue.shard_count());
                 ears.push(Box::new(DueEar(Arc::clone(&board))));
                 let (queue, clock) = (queue.clone(), Arc::clone(clock));
                 shutdown.spawn(schedule::run(queue, board, clock, shutdown.clone()));

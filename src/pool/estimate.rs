@@ -83,4 +83,19 @@ mod tests {
         assert_eq!(estimate.waiting(), 1);
         assert_eq!(call(1, 1), 2);
     }
+
+    #[test]
+    fn averages_move_an_eighth_of_the_way_to_each_sample() {
+        let estimate = Estimate::default();
+        let time = Duration::from_nanos(1_000);
+        assert_eq!((estimate.slice(), estimate.events_in(time)), (Duration::ZERO, FEW), "unknown");
+        estimate.observe(Duration::from_nanos(800), 8);
+        assert_eq!((estimate.slice(), estimate.events_in(time)), (Duration::from_nanos(800), 10));
+        estimate.observe(Duration::from_nanos(1_600), 1);
+        assert_eq!(estimate.slice(), Duration::from_nanos(900));
+        assert_eq!(estimate.events_in(Duration::from_nanos(2_879)), 9, "an event takes 288 ns");
+        assert_eq!(estimate.events_in(Duration::from_nanos(2_880)), 10);
+        estimate.observe(Duration::ZERO, 0);
+        assert!(estimate.slice() > Duration::ZERO, "known, however short");
+    }
 }

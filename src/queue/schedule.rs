@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use super::Queue;
 use super::wake::{Listener, Wake};
 use crate::clock::{SharedClock, millis};
-use crate::id::Shard;
+use crate::id::{Shard, ShardCount};
 use crate::lifecycle::Shutdown;
 use crate::telemetry::{Outage, Recovered};
 
@@ -32,14 +32,15 @@ static PROMOTIONS: Outage = Outage::shared();
 /// When to scan each shard, ms since 1970.
 #[derive(Debug)]
 pub(crate) struct DueBoard {
+    count: ShardCount,
     shards: Mutex<Vec<u64>>,
     changed: Notify,
 }
 
 impl DueBoard {
-    pub(crate) fn new(queue: &Queue) -> Arc<Self> {
-        let shards = Mutex::new(vec![0; usize::from(queue.shard_count().get())]);
-        Arc::new(Self { shards, changed: Notify::new() })
+    pub(crate) fn new(count: ShardCount) -> Arc<Self> {
+        let shards = Mutex::new(vec![0; usize::from(count.get())]);
+        Arc::new(Self { count, shards, changed: Notify::new() })
     }
 
     fn lower(&self, shard: Shard, due_ms: u64) {
@@ -53,10 +54,10 @@ impl DueBoard {
 
     /// Takes the shards to scan by `now_ms`, postpones each to its next scan, and returns the next
     /// time.
-    fn take(&self, queue: &Queue, now_ms: u64, scan_ms: u64) -> (Vec<Shard>, u64) {
+    fn take(&self, now_ms: u64, scan_ms: u64) -> (Vec<Shard>, u64) {
         let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
-        let due: Vec<Shard> =
-            queue.shard_count().shards().filter(|shard| shards[shard.index()] <= now_ms).collect();
+        let is_due = |shard: &Shard| shards[shard.index()] <= now_ms;
+        let due: Vec<Shard> = self.count.shards().filter(is_due).collect();
         for shard in &due {
             shards[shard.index()] = now_ms + scan_ms;
         }
@@ -91,7 +92,7 @@ pub(crate) async fn run(
         let changed = board.changed.notified();
         let now = clock.now();
         let scan = SCAN.mul_f64(rand::rng().random_range(0.8..1.2));
-        let (due, next_ms) = board.take(&queue, millis(now), millis(scan));
+        let (due, next_ms) = board.take(millis(now), millis(scan));
         // Shards are handled concurrently. So a server that does not answer delays other shards at
         // most by its timeout.
         let moving = join_all(due.iter().map(|shard| promote(&queue, &board, &clock, *shard, now)));
@@ -128,11 +129,9 @@ async fn promote(
             if let Some(Recovered { lasted, failures }) = PROMOTIONS.succeeded() {
                 info!(?lasted, failures, "delayed events move again");
             }
-            if let Some(next_ms) = promoted.next_ms {
-                // If no event moved, the events are due by our clock but not by the server's: wait
-                // a moment. Otherwise another batch is already due.
-                let floor = if promoted.moved == 0 { millis(clock.now()) + SKEW_MS } else { 0 };
-                board.lower(shard, next_ms.max(floor));
+            if let Some(next_ms) = next_look(promoted.next_ms, promoted.moved, millis(clock.now()))
+            {
+                board.lower(shard, next_ms);
             }
         }
         Err(error) => {
@@ -141,5 +140,58 @@ async fn promote(
             }
             board.lower(shard, millis(now + AGAIN));
         }
+    }
+}
+
+/// When to scan a shard again, whose next event is due then. If no event moved, the events are due by our
+/// clock but not by the server's: wait a moment. Otherwise another batch is already due.
+fn next_look(next_ms: Option<u64>, moved: u64, now_ms: u64) -> Option<u64> {
+    let floor = if moved == 0 { now_ms + SKEW_MS } else { 0 };
+    next_ms.map(|next_ms| next_ms.max(floor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn board() -> (Arc<DueBoard>, [Shard; 3]) {
+        let count = ShardCount::new(3).unwrap();
+        let shards: Vec<Shard> = count.shards().collect();
+        (DueBoard::new(count), [shards[0], shards[1], shards[2]])
+    }
+
+    #[test]
+    fn each_shard_is_scanned_at_the_start_when_an_event_is_due_and_after_a_while() {
+        let (board, [a, b, c]) = board();
+        assert_eq!(board.take(1_000, 60), (vec![a, b, c], 1_060));
+        assert_eq!(board.take(1_059, 60), (vec![], 1_060));
+        board.lower(b, 1_059);
+        assert_eq!(board.take(1_058, 60), (vec![], 1_059));
+        assert_eq!(board.take(1_059, 60), (vec![b], 1_060));
+        assert_eq!(board.take(1_060, 60), (vec![a, c], 1_119));
+    }
+
+    #[tokio::test]
+    async fn only_an_earlier_time_wakes_the_scheduler_and_lost_messages_look_everywhere() {
+        let (board, [a, b, c]) = board();
+        board.take(1_000, 60);
+        let is_woken = || futures_util::FutureExt::now_or_never(board.changed.notified()).is_some();
+        board.lower(a, 1_060);
+        board.lower(a, 2_000);
+        assert!(!is_woken());
+        DueEar(Arc::clone(&board)).heard(a, &Wake::Due(1_030));
+        assert!(is_woken());
+        assert_eq!(board.take(1_030, 60), (vec![a], 1_060));
+        DueEar(Arc::clone(&board)).missed();
+        assert!(is_woken());
+        assert_eq!(board.take(1_031, 60).0, [a, b, c]);
+    }
+
+    #[test]
+    fn a_clock_ahead_of_the_servers_is_no_busy_loop() {
+        assert_eq!(next_look(Some(990), 0, 1_000), Some(1_005), "not yet by the server's clock");
+        assert_eq!(next_look(Some(1_200), 0, 1_000), Some(1_200));
+        assert_eq!(next_look(Some(990), 500, 1_000), Some(990), "the next batch");
+        assert_eq!(next_look(None, 0, 1_000), None);
     }
 }
