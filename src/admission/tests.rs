@@ -308,3 +308,79 @@ fn a_large_request_counts_as_several_and_leaves_room_for_the_others() {
     drop(permit);
     assert_eq!(bench.admission.state().in_flight, 0);
 }
+
+#[test]
+fn critical_requests_are_bounded_and_their_end_makes_room() {
+    let mut bench = bench(4);
+    for _ in 0..CRITICAL_MAX {
+        assert_eq!(bench.ask(&ask(Class::P0)), None);
+    }
+    assert_eq!(bench.ask(&ask(Class::P0)), Some(Reason::Critical));
+    assert_eq!(bench.admission.state().critical, CRITICAL_MAX);
+    for mode in [Mode::Shadow, Mode::Off] {
+        bench.admission.apply(Settings { modes: [mode; 4], limit_max: 4 });
+        assert_eq!(bench.ask(&ask(Class::P0)), None, "{mode:?}");
+    }
+    let state = bench.admission.state();
+    assert_eq!((state.critical, state.in_flight), (CRITICAL_MAX + 2, 0));
+    bench.begun.clear();
+    assert_eq!(bench.admission.state().critical, 0);
+}
+
+#[test]
+fn a_deadline_that_is_reached_or_within_the_usual_time_is_too_short() {
+    let mut bench = bench(4);
+    let now = bench.admission.now();
+    let within = |us| Request { deadline: Some(now + Duration::from_micros(us)), ..ask(Class::P1) };
+    assert_eq!(bench.ask(&within(0)), Some(Reason::Deadline));
+    bench.admission.medians[usize::from(ask(Class::P1).operation.0)]
+        .store(5_000, Ordering::Relaxed);
+    assert_eq!(bench.ask(&within(5_000)), None, "one is tried");
+    assert_eq!(bench.ask(&within(5_000)), Some(Reason::Deadline));
+    assert_eq!(bench.ask(&within(5_001)), None);
+}
+
+#[test]
+fn a_lower_maximum_holds_for_the_next_request_and_a_lack_of_places_is_noted() {
+    let mut bench = bench(40);
+    bench.admission.apply(Settings { limit_max: 2, ..Settings::default() });
+    for is_bound in [false, false, true] {
+        bench.ask(&ask(Class::P1));
+        assert_eq!(bench.admission.is_bound.load(Ordering::Relaxed), is_bound);
+    }
+    assert_eq!((bench.begun(Class::P1), bench.places.len()), (2, 1));
+    for (reason, lately) in [(Reason::Capacity, 1), (Reason::Quota, 1), (Reason::Share, 2)] {
+        bench.admission.refused(Class::P2, reason);
+        assert_eq!(bench.admission.shed_lately.load(Ordering::Relaxed), lately, "{reason:?}");
+    }
+}
+
+#[test]
+fn a_probe_leaves_the_first_class_its_places() {
+    let mut bench = bench(8);
+    bench.admission.limit_low.store(1, Ordering::SeqCst);
+    for class in [Class::P2, Class::P2, Class::P1, Class::P1, Class::P1] {
+        bench.ask(&ask(class));
+    }
+    assert_eq!((bench.begun(Class::P2), bench.begun(Class::P1)), (1, 3));
+}
+
+#[test]
+fn what_a_window_shows_takes_effect() {
+    let mut bench = bench(1_000);
+    let first = bench.admission.state().limit;
+    // Nothing is known of the latency without load, so the first full window begins a probe.
+    bench.admission.is_bound.store(true, Ordering::Relaxed);
+    while bench.admission.state().limit == first {
+        bench.ask(&ask(Class::P1));
+        bench.pass(Duration::from_micros(100));
+        bench.begun.pop().unwrap().1.answered();
+    }
+    let (limit, limit_low) = (first / 4, 4);
+    assert_eq!(bench.admission.state().limit, limit);
+    assert_eq!(bench.admission.limit_low.load(Ordering::SeqCst), limit_low);
+    let room = bench.admission.room_max.load(Ordering::Relaxed);
+    assert!((490..=510).contains(&room), "as many as are answered within 50 ms: {room}");
+    assert_eq!(bench.admission.median(ask(Class::P1).operation), Duration::from_micros(100));
+    assert!(!bench.admission.is_bound.load(Ordering::Relaxed), "the next window begins");
+}

@@ -185,3 +185,104 @@ fn a_probe_is_due_after_ten_seconds_or_while_the_latency_is_far_too_high_after_o
     assert!(probes(1_000, PROBE_AFTER - 1, 50) && !probes(999, PROBE_AFTER - 1, 50));
     assert!(!probes(1_000, PROBE_AFTER - 2, 50));
 }
+
+#[test]
+fn a_window_keeps_the_latest_samples_of_an_operation_and_notes_it_once() {
+    let mut limiter = Limiter::new(1_000);
+    for took in 0..SAMPLES_MAX as u64 + 3 {
+        limiter.observe(answer(Duration::from_micros(took), 1), Duration::ZERO);
+    }
+    assert_eq!(limiter.touched, [Operation(1)]);
+    let latency = &limiter.operations[1];
+    assert_eq!((latency.samples.len(), latency.seen), (SAMPLES_MAX, SAMPLES_MAX + 3));
+    let first = [0, 1, 2, 3].map(|place| latency.samples[place] as usize);
+    assert_eq!(first, [SAMPLES_MAX, SAMPLES_MAX + 1, SAMPLES_MAX + 2, 3]);
+}
+
+#[test]
+fn too_few_samples_say_nothing_and_do_not_count_for_the_next_window() {
+    let mut limiter = Limiter::new(1_000);
+    for _ in 1..SAMPLES_MIN {
+        limiter.observe(answer(Duration::from_millis(9), 1), Duration::ZERO);
+    }
+    let verdict = limiter.adjust(&EMPTY, false, 1_000, Duration::ZERO, |_, _| panic!("too few"));
+    assert!(!verdict.had_room, "nothing was measured");
+    let latency = &limiter.operations[1];
+    assert_eq!((latency.samples.len(), latency.seen, latency.baseline), (0, 0, None));
+}
+
+#[test]
+fn the_time_that_callers_give_is_a_slow_average() {
+    let mut limiter = Limiter::new(1_000);
+    let mut given = |ms| {
+        let given = Some(Duration::from_millis(ms));
+        limiter.observe(Sample { given, ..answer(WINDOW, 1) }, Duration::ZERO);
+        limiter.operations[1].given.map(|micros| micros.round() as usize)
+    };
+    assert_eq!(given(100), Some(100_000));
+    assert_eq!(given(200), Some(105_000));
+    assert_eq!(given(5), Some(100_000));
+}
+
+#[test]
+fn the_load_is_low_with_two_requests_or_a_sixteenth_of_the_limit() {
+    let is_sure = |limit, peak, is_bound| {
+        let mut limiter = Limiter::new(1_000);
+        limiter.limit = limit;
+        limiter.adjust(&Window { peak, ..EMPTY }, is_bound, 1_000, Duration::ZERO, |_, _| {});
+        limiter.is_sure
+    };
+    assert!(is_sure(64.0, 4, false) && !is_sure(64.0, 5, false));
+    assert!(is_sure(16.0, 2, false) && !is_sure(16.0, 3, false));
+    assert!(!is_sure(64.0, 1, true), "a request found no place");
+}
+
+/// A window of answers of this time, against a baseline of 10 ms. The limit is 64.
+fn judge(limiter: &mut Limiter, took_us: u64, peak: usize, is_bound: bool) -> Verdict {
+    limiter.limit = 64.0;
+    limiter.is_sure = true;
+    limiter.operations[1].baseline = Some(10_000.0);
+    for _ in 0..SAMPLES_MIN {
+        limiter.observe(answer(Duration::from_micros(took_us), peak), Duration::ZERO);
+    }
+    limiter.adjust(&Window { peak, ..EMPTY }, is_bound, 1_000, Duration::ZERO, |_, _| {})
+}
+
+#[test]
+fn there_was_room_if_the_latency_was_below_the_good_one_and_no_probe_ran() {
+    let had_room = |took_us, given_ms: Option<u64>, probe| {
+        let mut limiter = Limiter::new(1_000);
+        limiter.probe = probe;
+        limiter.operations[1].given = given_ms.map(|ms| ms as f64 * 1_000.0);
+        judge(&mut limiter, took_us, 5, true).had_room
+    };
+    let none = Probe::No { last: Duration::ZERO };
+    assert!(had_room(19_999, None, none) && !had_room(20_000, None, none));
+    assert!(!had_room(19_999, None, Probe::Settling { from: 64.0 }));
+    // Half of the deadline is good, but not less than a quarter more than without load.
+    assert!(had_room(14_999, Some(30), none) && !had_room(15_000, Some(30), none));
+    assert!(had_room(12_499, Some(10), none) && !had_room(12_500, Some(10), none));
+}
+
+#[test]
+fn a_window_is_far_too_slow_above_twice_the_good_latency() {
+    let slow = |took_us| {
+        let mut limiter = Limiter::new(1_000);
+        judge(&mut limiter, took_us, 5, false);
+        limiter.slow
+    };
+    assert_eq!([slow(40_000), slow(40_001)], [0, 1]);
+}
+
+#[test]
+fn only_a_limit_that_is_nearly_reached_follows_the_latency() {
+    let limit = |peak, is_bound, took_us| {
+        let mut limiter = Limiter::new(1_000);
+        judge(&mut limiter, took_us, peak, is_bound);
+        (limiter.limit * 10.0).round() as usize
+    };
+    assert_eq!(limit(31, false, 40_000), 640, "less than half of it was used");
+    assert_eq!(limit(32, false, 40_000), 544, "a third of the way to half");
+    assert_eq!(limit(5, true, 20_000), 664, "a third of the way to 8 more");
+    assert_eq!(limit(5, true, 80_000), 568, "at most half, and 8 more");
+}
