@@ -164,4 +164,48 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn nothing_is_taken_without_a_quota_or_without_a_request() {
+        let quotas = Arc::new(Quotas::default());
+        let quota = Quota { rate: 1, in_flight: 1 };
+        assert!(quotas.take("a", 0, quota, at(0)).unwrap().is_none());
+        assert!(quotas.take("a", 1, Quota::default(), at(0)).unwrap().is_none());
+        assert!(quotas.take("a", 1, quota, at(0)).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_request_is_allowed_up_to_half_a_request_ahead_of_the_second() {
+        let quotas = Arc::new(Quotas::default());
+        let quota = Quota { rate: 2, in_flight: 0 };
+        let is_taken = |ms| quotas.take("a", 1, quota, at(ms)).is_ok();
+        assert!(is_taken(0) && is_taken(0) && !is_taken(249));
+        assert!(is_taken(250), "750 ms are used ahead, and one takes 500 ms");
+    }
+
+    #[test]
+    fn idle_names_are_forgotten_when_there_are_many_and_the_others_are_not() {
+        let quotas = Arc::new(Quotas::default());
+        let quota = Quota { rate: 10, in_flight: 1 };
+        let take = |name: &str, n, ms| quotas.take(name, n, quota, at(ms));
+        let held = || (0..PARTS).map(|part| quotas.part(part).len()).collect::<Vec<_>>();
+        let _in_flight = take("busy", 1, 0).unwrap();
+        drop(take("owing", 100, 0).unwrap());
+        let mut names = 0;
+        while held().iter().any(|held| *held < PART_MAX) {
+            for _ in 0..256 {
+                names += 1;
+                drop(take(&format!("idle-{names}"), 1, 0).unwrap());
+            }
+        }
+        // Each part gets a further name.
+        let mut more = 0;
+        while held().iter().any(|held| *held >= PART_MAX) {
+            more += 1;
+            drop(take(&format!("new-{more}"), 1, 5_000).unwrap());
+        }
+        assert_eq!(held().iter().sum::<usize>(), more + 2);
+        assert!(take("busy", 1, 5_000).is_err(), "it is still in flight");
+        assert!(take("owing", 1, 5_000).is_err(), "it has 5 s to pay");
+    }
 }

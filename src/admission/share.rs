@@ -171,4 +171,32 @@ mod tests {
         }
         assert!(!shares.note(0, Duration::from_secs(61)));
     }
+
+    #[test]
+    fn twice_the_average_and_a_margin_is_not_heavy_and_one_more_is() {
+        let shares = Shares::new();
+        let (first, second) = (Duration::from_secs(4), Duration::from_secs(5));
+        assert!(!shares.note(1, first) && !shares.note(2, first));
+        // The average is 1, so 18 requests before this one are the most.
+        let heavy = (0..20).filter(|_| shares.note(1, second)).count();
+        assert_eq!(heavy, 1);
+    }
+
+    #[test]
+    fn counts_are_of_the_last_two_periods_only() {
+        let shares = Shares::new();
+        let at = |second| Duration::from_secs(second);
+        for caller in 1..=50 {
+            shares.note(caller, at(10));
+        }
+        let heavy = |second| (0..40).filter(|_| shares.note(99, at(second))).count();
+        assert_eq!(heavy(10), 0, "nothing is known of the period before");
+        assert_eq!(heavy(11), 40);
+        assert_eq!((heavy(12), heavy(13)), (0, 0), "there were no others");
+        for caller in 1..=50 {
+            shares.note(caller, at(20));
+        }
+        heavy(20);
+        assert_eq!((heavy(22), heavy(23)), (0, 0), "after a pause nothing is known");
+    }
 }

@@ -163,4 +163,14 @@ mod tests {
         assert_eq!(seen(|_| true), [("b".to_owned(), 2), ("a".to_owned(), 1)]);
         assert_eq!(seen(|name| **name == *"a"), [("a".to_owned(), 1)]);
     }
+
+    #[test]
+    fn a_list_has_at_most_so_many_names() {
+        let counts = ShedCounts::default();
+        ["a", "b", "c"].into_iter().for_each(|name| counts.bots.note(name, Reason::Quota));
+        assert_eq!(counts.bots.most(2, |_| true).len(), 2);
+        assert_eq!(counts.of(Class::P2, Reason::Quota), 0);
+        counts.note(Class::P2, Reason::Quota);
+        assert_eq!(counts.of(Class::P2, Reason::Quota), 1);
+    }
 }

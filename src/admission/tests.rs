@@ -384,3 +384,61 @@ fn what_a_window_shows_takes_effect() {
     assert_eq!(bench.admission.median(ask(Class::P1).operation), Duration::from_micros(100));
     assert!(!bench.admission.is_bound.load(Ordering::Relaxed), "the next window begins");
 }
+
+#[test]
+fn a_waiting_request_is_over_after_its_time_and_is_told_so() {
+    let mut bench = bench(1);
+    bench.ask(&ask(Class::P2));
+    bench.ask(&ask(Class::P2));
+    let patience = bench.places[0].patience();
+    assert_eq!(patience, Duration::from_millis(20));
+    bench.pass(patience);
+    assert!(!bench.places[0].is_over());
+    bench.pass(Duration::from_micros(1));
+    assert!(bench.places[0].is_over());
+    bench.begun.clear();
+    assert_eq!(bench.collect(), [(Class::P2, Reason::Wait)]);
+    assert_eq!(bench.admission.counts().of(Class::P2, Reason::Wait), 1);
+}
+
+#[test]
+fn a_heavy_caller_that_waited_too_long_is_told_its_share() {
+    let mut bench = bench(4);
+    for caller in [1, 2] {
+        bench.admission.shares.note(caller, bench.admission.now());
+    }
+    bench.pass(Duration::from_secs(1));
+    for _ in 0..40 {
+        bench.admission.shares.note(1, bench.admission.now());
+    }
+    for _ in 0..8 {
+        bench.ask(&ask(Class::P1));
+    }
+    assert_eq!((bench.begun(Class::P1), bench.places.len()), (4, 4));
+    bench.ask(&Request { caller: 1, ..ask(Class::P1) });
+    bench.pass(Duration::from_millis(200));
+    bench.begun.clear();
+    let shed = bench.collect();
+    assert_eq!(shed.iter().filter(|(_, reason)| *reason == Reason::Share).count(), 1, "{shed:?}");
+}
+
+#[test]
+fn a_request_that_starts_at_its_deadline_is_too_late() {
+    for (left_us, is_late) in [(0, true), (1, false)] {
+        let mut bench = bench(1);
+        bench.ask(&ask(Class::P1));
+        let deadline = bench.admission.now() + Duration::from_micros(5_000 + left_us);
+        bench.ask(&Request { deadline: Some(deadline), ..ask(Class::P1) });
+        bench.pass(Duration::from_millis(5));
+        bench.begun.clear();
+        let shed = bench.collect();
+        assert_eq!(shed == [(Class::P1, Reason::Deadline)], is_late, "{shed:?}");
+        assert_eq!(bench.admission.state().in_flight, usize::from(!is_late));
+    }
+}
+
+#[test]
+fn the_first_class_waits_50_ms_under_lasting_overload_and_the_lower_ones_1_ms() {
+    let times = |class: Class| (class.target().as_millis(), class.interval().as_millis());
+    assert_eq!(Class::ALL.map(times), [(50, 100), (50, 100), (1, 20), (1, 20)]);
+}

@@ -195,4 +195,15 @@ mod tests {
         assert_eq!(room.displace(), Some((Class::P1, "high")));
         assert!(room.displace().is_none());
     }
+
+    #[test]
+    fn a_request_may_wait_exactly_its_time_and_a_queue_exactly_its_interval() {
+        let mut room = WaitQueue::default();
+        enter(&mut room, Class::P2, 0, "first");
+        enter(&mut room, Class::P2, 1, "second");
+        assert_eq!(leave(&mut room, 20), Some(("first", false)), "the oldest, in time");
+        enter(&mut room, Class::P2, 20, "third");
+        assert_eq!(leave(&mut room, 21), Some(("third", false)), "not empty for 21 ms");
+        assert_eq!(leave(&mut room, 21), Some(("second", true)));
+    }
 }

@@ -391,3 +391,59 @@ fn portions(value: Option<Value>) -> Result<Vec<(String, Vec<u8>)>, ReplyError> 
     }
     Ok(found)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    fn outcome(start_ms: u64, duration_us: u64) -> Outcome {
+        let attempt = serde_json::json!({
+            "time_ms": start_ms, "duration_us": duration_us, "result": "done", "attempt": 1,
+            "lost": 0, "slices": 1, "events": 1, "settled": 1, "first_id": "e", "last_id": "e",
+            "first_sequence": 1, "last_sequence": 1, "process": "host 1",
+        });
+        let attempt = serde_json::from_value(attempt).unwrap();
+        Outcome { bot: BotId::parse("b").unwrap(), attempt }
+    }
+
+    #[test]
+    fn the_newest_outcomes_are_those_that_ended_last() {
+        let mut outcomes = vec![outcome(5, 9_000), outcome(7, 0), outcome(6, 5_000)];
+        newest(&mut outcomes, 2);
+        let starts: Vec<u64> = outcomes.iter().map(|outcome| outcome.attempt.time_ms).collect();
+        assert_eq!(starts, [6, 5]);
+        newest(&mut outcomes, 9);
+        assert_eq!(outcomes.len(), 2);
+    }
+
+    #[test]
+    fn scores_are_read_as_pairs_and_as_a_flat_list() {
+        let expected = [("a", 7), ("b", 8)].map(|(bot, score)| (BotId::parse(bot).unwrap(), score));
+        let pair = |bot, score| Value::Array(vec![text(bot), Value::Double(score)]);
+        let pairs = Value::Array(vec![pair("a", 7.0), pair("", 1.0), pair("b", 8.0)]);
+        assert_eq!(scores(Some(pairs)).unwrap(), expected);
+        let flat = ["a", "7", "", "1", "b", "8"].map(text).to_vec();
+        assert_eq!(scores(Some(Value::Array(flat))).unwrap(), expected);
+        assert_eq!(scores(None).unwrap(), []);
+    }
+
+    #[test]
+    fn entries_of_a_stream_have_one_field() {
+        let entry = Value::Array(vec![text("1-0"), Value::Array(vec![text("p"), text("xyz")])]);
+        let found = portions(Some(Value::Array(vec![entry]))).unwrap();
+        assert_eq!(found, [("1-0".to_owned(), b"xyz".to_vec())]);
+        assert_eq!(portions(None).unwrap(), []);
+    }
+
+    #[test]
+    fn without_named_bots_all_are_wanted() {
+        let bot = |name| BotId::parse(name).unwrap();
+        let wanted = Wanted { bots: BTreeSet::from([bot("a")]), failing: false };
+        assert!(wanted.takes(&bot("a")) && !wanted.takes(&bot("b")));
+        assert!(Wanted::default().takes(&bot("b")));
+    }
+}

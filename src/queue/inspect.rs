@@ -395,3 +395,6 @@ fn view_bot(
 fn age_ms(sequence: u64, now: Duration) -> u64 {
     crate::clock::micros(now).saturating_sub(sequence) / 1_000
 }
+
+#[cfg(test)]
+mod tests;
