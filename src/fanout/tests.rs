@@ -56,3 +56,144 @@ fn a_refusal_for_lack_of_memory_is_told_apart() {
     assert!(!refused("READONLY You can't write against a read only replica.").is_full());
     assert!(!FanoutError::Missing(1).is_full());
 }
+
+/// A pipeline with these types, whose Redis is never reached.
+fn route(name: &str, types: &[&str], interest: Option<Arc<dyn Interest>>) -> Route {
+    let target = crate::redis::Target::new("redis://127.0.0.1:1").unwrap();
+    let link = crate::redis::Link::new(target, Vec::new(), 0, Duration::from_secs(1));
+    let name = crate::id::PipelineName::parse(name).unwrap();
+    let limits = crate::redis::scripts::Limits {
+        slice_us: 0,
+        linger_ms: 0,
+        max_queue: 0,
+        overflow_dead: false,
+        dead_max: 0,
+        quota: crate::quotas::Quota::NONE,
+    };
+    let metrics = PipelineMetrics::new(&name);
+    let count = crate::id::ShardCount::new(4).unwrap();
+    Route {
+        queue: Queue::new(name, count, limits, Arc::new(link)),
+        types: types.iter().map(|pattern| Glob::new(pattern)).collect(),
+        filter: None,
+        interest,
+        from_earliest: true,
+        places: None,
+        metrics,
+        meter: Arc::default(),
+        warned: OncePerMinute::new(),
+        full: OncePerMinute::new(),
+    }
+}
+
+fn fanout(routes: Vec<Route>, window: Duration) -> Fanout {
+    Fanout::new(routes, Arc::default(), Tracer::default(), window)
+}
+
+fn entry(at: u64, kind: &str, id: &str) -> Entry {
+    let bot = BotId::parse("b").unwrap();
+    let event = Event::builder(kind, &bot).source("s").id(id).build().unwrap();
+    Entry { offset: Offset { ms: at, seq: 0 }, event: Ok(event) }
+}
+
+fn gather(fanout: &Fanout, entries: &[Entry]) -> Gathered {
+    let mut gathered = Gathered::default();
+    let end = entries.last().map_or(Offset::default(), |entry| entry.offset);
+    fanout.gather((0, end), entries, &mut Matches::default(), &mut gathered);
+    gathered
+}
+
+#[test]
+fn each_pipeline_wants_the_events_of_its_types_and_each_is_encoded_once() {
+    let routes = vec![route("sales", &["order.*"], None), route("paid", &["order.paid"], None)];
+    let fanout = fanout(routes, Duration::ZERO);
+    let entries = [
+        entry(1, "order.paid", "1"),
+        entry(2, "order.sent", "2"),
+        entry(3, "page.seen", "3"),
+        entry(4, "order.paid", "4"),
+    ];
+    let gathered = gather(&fanout, &entries);
+    assert_eq!(gathered.wanted, [vec![0, 1, 2], vec![0, 2]]);
+    let offsets: Vec<u64> = gathered.events.iter().map(|wanted| wanted.offset.ms).collect();
+    assert_eq!(offsets, [1, 2, 4]);
+    let bytes = |wanted: &Wanted| wanted.encoded.as_ref().map_or(0, Vec::len);
+    assert_eq!(gathered.bytes, gathered.events.iter().map(bytes).sum::<usize>());
+    assert!(gathered.bytes > 0);
+    let covered: Vec<_> = gathered.covers().map(|(log, of)| (log, of.end.ms, of.entries)).collect();
+    assert_eq!(covered, [(0, 4, 4)]);
+    assert_eq!(gathered.batches, 1);
+}
+
+#[test]
+fn a_log_that_was_not_read_is_not_covered() {
+    let fanout = fanout(vec![route("all", &["*"], None)], Duration::ZERO);
+    let (mut gathered, mut matches) = (Gathered::default(), Matches::default());
+    for (log, at) in [(2, 1), (2, 2), (0, 7)] {
+        let entries = [entry(at, "a", "1")];
+        fanout.gather((log, entries[0].offset), &entries, &mut matches, &mut gathered);
+    }
+    let covered: Vec<_> = gathered.covers().map(|(log, of)| (log, of.end.ms, of.entries)).collect();
+    assert_eq!(covered, [(0, 7, 1), (2, 2, 2)]);
+    let logs: Vec<usize> = gathered.events.iter().map(|wanted| wanted.log).collect();
+    assert_eq!((logs, gathered.batches), (vec![2, 2, 0], 3));
+}
+
+#[test]
+fn repetitions_in_what_is_gathered_are_dropped_if_they_are_to_be() {
+    let entries = [entry(1, "a", "1"), entry(2, "a", "2"), entry(3, "a", "1"), entry(4, "b", "1")];
+    let offsets = |window| {
+        let gathered = gather(&fanout(vec![route("all", &["a"], None)], window), &entries);
+        let names = gathered.names.len();
+        (gathered.events.iter().map(|wanted| wanted.offset.ms).collect::<Vec<_>>(), names)
+    };
+    assert_eq!(offsets(Duration::ZERO), (vec![1, 2, 3], 0));
+    assert_eq!(offsets(Duration::from_secs(1)), (vec![1, 2], 2));
+}
+
+/// Wants nothing of the types whose names begin with `no`.
+#[derive(Debug)]
+struct Picky;
+
+impl Interest for Picky {
+    fn wants(&self, event: &Event) -> bool {
+        !event.kind().starts_with("no")
+    }
+
+    fn takes(&self, _: &BotId, kind: &str) -> bool {
+        !kind.starts_with("no")
+    }
+
+    fn known(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::pending())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pipeline_without_interest_in_an_event_does_not_get_it() {
+    let routes = vec![route("picky", &["*"], Some(Arc::new(Picky)))];
+    let fanout = fanout(routes, Duration::ZERO);
+    let gathered = gather(&fanout, &[entry(1, "yes", "1"), entry(2, "no", "2")]);
+    assert_eq!(gathered.wanted, [vec![0]]);
+    // It does not know its bots yet, so the first copy waits for it, but not for ever.
+    let started = Instant::now();
+    fanout.ready(Duration::from_secs(2)).await;
+    assert_eq!(started.elapsed(), Duration::from_secs(2));
+    assert!(!fanout.is_empty());
+    assert!(super::tests::fanout(Vec::new(), Duration::ZERO).is_empty());
+}
+
+#[test]
+fn very_many_types_do_not_fill_the_memory() {
+    let routes = [route("all", &["*"], None), route("one", &["type-7"], None)];
+    let mut matches = Matches::default();
+    for number in 0..TYPES_MAX {
+        let both = usize::from(number == 7);
+        assert_eq!(matches.of(&routes, &format!("type-{number}")).len(), 1 + both);
+    }
+    assert_eq!(matches.0.len(), TYPES_MAX);
+    assert_eq!(matches.of(&routes, "type-7"), [0, 1], "it is known");
+    assert_eq!(matches.0.len(), TYPES_MAX);
+    matches.of(&routes, "one-more");
+    assert_eq!(matches.0.len(), 1);
+}

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use redis::AsyncCommands as _;
+use tokio::time::Instant;
 
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config, configs};
@@ -213,6 +214,31 @@ async fn entries_that_every_group_has_are_trimmed_and_needed_ones_are_kept() {
         .collect();
     assert_eq!(connection.xack::<_, _, _, u32>("grouped", "others", &ids).await, Ok(17));
     eventually(LONG, "the rest is trimmed", async || length("grouped").await <= 1).await;
+}
+
+#[tokio::test]
+async fn what_a_pipeline_of_another_process_needs_stays_on_the_bus() {
+    let server = RedisServer::start(Options::default());
+    let (mine, others) = (Log::default(), Log::default());
+    let reader = Instance::start(&config(&server, "bus-mine", &[SHORT]), mine.content()).await;
+    add(&server, STREAM, &events(0..5)).await;
+    eventually(LONG, "it reads", async || mine.len() == 5).await;
+    // This process does not read while the other one does.
+    let waits = Instance::start(&config(&server, "bus-others", &[SHORT]), others.content()).await;
+    add(&server, STREAM, &events(5..20)).await;
+    let mut connection = server.connection().await;
+    let mut stays = async || connection.xlen::<_, u32>(STREAM).await.unwrap() == 20;
+    // Longer than the time between two looks at what may be deleted.
+    let until = Instant::now() + Duration::from_secs(7);
+    while Instant::now() < until {
+        assert!(stays().await, "the other process has not read it yet");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!((mine.ids("bus-mine"), others.len()), (ids(0..20), 0));
+    reader.stop().await;
+    eventually(LONG, "the other process has it all", async || others.len() == 20).await;
+    assert_eq!(others.ids("bus-others"), ids(0..20));
+    waits.stop().await;
 }
 
 #[tokio::test]
