@@ -179,7 +179,7 @@ impl Board {
         order.sort_unstable();
         let looks = order.iter().take_while(|(known, ..)| !known).count();
         let picks = room.div_ceil(CLAIM_MAX).clamp(1, ROUND_MAX);
-        order.truncate(looks.max(picks).max(looks + usize::from(looks < picks)));
+        order.truncate(looks.max(picks));
         let next = state.lowest_beside(&order);
         let active = state.shards.iter().filter(|entry| entry.is_active()).count();
         let mut left = room;
@@ -327,116 +327,4 @@ impl Entry {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn board(shards: u16) -> Board {
-        let board = Board::new(ShardCount::new(shards).unwrap());
-        for ask in board.next_round(1_000, 0) {
-            board.claimed(ask.shard, &empty());
-        }
-        board
-    }
-
-    fn empty() -> Claimed {
-        Claimed {
-            clock: 0,
-            low: None,
-            deadline_ms: None,
-            now_us: 1_000_000,
-            ready: 0,
-            vanished: 0,
-            run: "run".into(),
-            leases: Vec::new(),
-        }
-    }
-
-    fn shard(index: u16) -> Shard {
-        ShardCount::new(1_024).unwrap().shards().nth(index.into()).unwrap()
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_lowest_score_is_claimed_first_and_bounded_by_the_next() {
-        let board = board(4);
-        for (index, score) in [(0, 500), (1, 300), (2, 900)] {
-            board.heard(shard(index), score);
-        }
-        let asks = board.next_round(8, 10);
-        assert_eq!(asks.len(), 1);
-        assert_eq!((asks[0].shard, asks[0].max, asks[0].bound), (shard(1), 8, Some(510)));
-        assert!(!asks[0].alone);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_claims_reply_does_not_overwrite_a_score_published_meanwhile() {
-        let board = board(1);
-        board.heard(shard(0), 500);
-        assert_eq!(board.next_round(1, 0).len(), 1);
-        board.heard(shard(0), -7);
-        board.claimed(shard(0), &empty());
-        let asks = board.next_round(1, 0);
-        assert_eq!(asks.len(), 1, "the published score is still known");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn nor_a_deadline_nor_that_something_was_missed() {
-        let board = board(2);
-        board.heard(shard(0), 500);
-        board.heard(shard(1), 500);
-        assert_eq!(board.next_round(64, 0).len(), 2);
-        board.heard_deadline(shard(0), 1_200);
-        board.claimed(shard(0), &empty());
-        tokio::time::advance(Duration::from_millis(202)).await;
-        assert_eq!(board.next_round(1, 0)[0].shard, shard(0), "the lingering bot is looked for");
-        board.look_everywhere();
-        board.claimed(shard(1), &empty());
-        assert_eq!(board.next_round(1, 0)[0].shard, shard(1), "the shard is looked at again");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn nothing_known_means_no_claim_until_the_scan_a_minute_later() {
-        let board = board(4);
-        assert_eq!(board.next_round(8, 0), []);
-        let wait = board.next_look() - Instant::now();
-        assert!((48..=72).contains(&wait.as_secs()), "{wait:?}");
-        tokio::time::advance(Duration::from_secs(73)).await;
-        assert_eq!(board.next_round(8, 0).len(), 4);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_shard_with_a_lease_is_looked_at_when_the_lease_ends() {
-        let board = board(2);
-        let mut reply = empty();
-        reply.deadline_ms = Some(1_500);
-        board.heard(shard(1), 1);
-        board.next_round(1, 0);
-        board.claimed(shard(1), &reply);
-        assert_eq!(board.next_round(1, 0), []);
-        tokio::time::advance(Duration::from_millis(502)).await;
-        let asks = board.next_round(1, 0);
-        assert_eq!(asks.len(), 1);
-        assert!(asks[0].alone, "only this shard has anything");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn more_room_claims_from_more_shards_and_never_more_than_the_room() {
-        let board = board(16);
-        for index in 0..16 {
-            board.heard(shard(index), i64::from(index));
-        }
-        let asks = board.next_round(100, 0);
-        assert_eq!(asks.len(), 4);
-        assert_eq!(asks.iter().map(|ask| ask.max).sum::<usize>(), 100);
-        assert!(asks.iter().all(|ask| ask.bound == Some(4)));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_claim_without_an_answer_limits_no_other() {
-        let board = board(2);
-        board.heard(shard(0), 1);
-        board.heard(shard(1), 500);
-        assert_eq!(board.next_round(1, 0)[0].bound, Some(500));
-        let asks = board.next_round(1, 0);
-        assert_eq!((asks[0].shard, asks[0].bound), (shard(1), None));
-    }
-}
+mod tests;
