@@ -8,7 +8,7 @@ use redis::{Pipeline, Value};
 use tracing::{info, warn};
 
 use super::board::Ask;
-use super::total::Reserved;
+use super::total::{Reserved, Tokens};
 use super::{Shared, worker};
 use crate::event::Event;
 use crate::queue::{CLAIM_TTL, FAIR_SLICE_US, Lease, Sent};
@@ -104,18 +104,16 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
     let total = shared.total.as_ref();
     let (share, stamp) = total.map_or((usual, 0), |total| total.share(leases.len(), usual));
     let events = |lease: &Lease| shared.slice_events(lease, usual).min(share);
-    let unused = |records: usize| {
-        if let Some(total) = total {
-            total.put_back(share.saturating_sub(records), stamp);
-        }
-    };
+    let tokens = || Tokens::new(total, share, stamp);
     let (large, small): (Vec<_>, Vec<_>) =
         leases.into_iter().partition(|lease| lease.queued_bytes > SLICE_BYTES as u64);
     for lease in large {
-        let (shared, limit) = (Arc::clone(&shared), events(&lease));
+        let (shared, limit, tokens) = (Arc::clone(&shared), events(&lease), tokens());
         shared.shutdown.clone().spawn(async move {
             let place = Release(Arc::clone(&shared));
-            if let Some(records) = read_large(&shared, &lease, limit).await {
+            let records = read_large(&shared, &lease, limit).await;
+            tokens.used(records.as_ref().map_or(0, Vec::len));
+            if let Some(records) = records {
                 shared.oldest_us.fetch_max(age_us(&shared, &records), Ordering::Relaxed);
                 worker::run(shared, lease, records, None, place).await;
             }
@@ -124,7 +122,7 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
     let mut oldest_us = 0;
     for (lease, records) in read_small(&shared, small, events).await {
         let place = Release(Arc::clone(&shared));
-        unused(records.as_ref().map_or(0, Vec::len));
+        tokens().used(records.as_ref().map_or(0, Vec::len));
         let Some(records) = records else { continue };
         oldest_us = oldest_us.max(age_us(&shared, &records));
         let shared = Arc::clone(&shared);

@@ -303,6 +303,35 @@ impl Total {
     }
 }
 
+/// The tokens of one slice. Those that it does not use go back, also if its read is cancelled.
+#[derive(Debug)]
+pub(super) struct Tokens {
+    /// `None`: nothing limits events.
+    total: Option<Arc<Total>>,
+    unused: usize,
+    stamp: u64,
+}
+
+impl Tokens {
+    /// Those of a slice that got this [`Total::share`].
+    pub(super) fn new(total: Option<&Arc<Total>>, share: usize, stamp: u64) -> Self {
+        Self { total: total.cloned(), unused: share, stamp }
+    }
+
+    /// The slice has this number of events.
+    pub(super) fn used(mut self, events: usize) {
+        self.unused = self.unused.saturating_sub(events);
+    }
+}
+
+impl Drop for Tokens {
+    fn drop(&mut self) {
+        if let Some(total) = &self.total {
+            total.put_back(self.unused, self.stamp);
+        }
+    }
+}
+
 /// Reserved leases, each with a token, and the stamp of their grant.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {

@@ -138,3 +138,20 @@ fn events_cost_the_time_of_their_tokens() {
     assert!(total(EVENTS).deadline().is_none());
     assert!(total(SLICES).deadline().is_some());
 }
+
+#[test]
+fn tokens_that_a_slice_does_not_use_go_back_also_if_it_was_not_read() {
+    let total = Arc::new(Total::new(EVENTS).unwrap());
+    *total.state() = with(EVENTS, answer(0, 30), Instant::now());
+    let (share, stamp) = total.share(3, 9);
+    assert_eq!((share, total.state().tokens), (9, 6), "one of each was reserved before");
+    let tokens = || Tokens::new(Some(&total), share, stamp);
+    tokens().used(4);
+    assert_eq!(total.state().tokens, 11);
+    tokens().used(10);
+    assert_eq!(total.state().tokens, 11);
+    drop(tokens());
+    assert_eq!(total.state().tokens, 20);
+    Tokens::new(None, share, stamp).used(1);
+    assert_eq!(total.state().tokens, 20);
+}
