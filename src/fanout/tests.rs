@@ -59,21 +59,10 @@ fn a_refusal_for_lack_of_memory_is_told_apart() {
 
 /// A pipeline with these types, whose Redis is never reached.
 fn route(name: &str, types: &[&str], interest: Option<Arc<dyn Interest>>) -> Route {
-    let target = crate::redis::Target::new("redis://127.0.0.1:1").unwrap();
-    let link = crate::redis::Link::new(target, Vec::new(), 0, Duration::from_secs(1));
-    let name = crate::id::PipelineName::parse(name).unwrap();
-    let limits = crate::redis::scripts::Limits {
-        slice_us: 0,
-        linger_ms: 0,
-        max_queue: 0,
-        overflow_dead: false,
-        dead_max: 0,
-        quota: crate::quotas::Quota::NONE,
-    };
-    let metrics = PipelineMetrics::new(&name);
-    let count = crate::id::ShardCount::new(4).unwrap();
+    let queue = Queue::unreachable(name, 4);
+    let metrics = PipelineMetrics::new(queue.name());
     Route {
-        queue: Queue::new(name, count, limits, Arc::new(link)),
+        queue,
         types: types.iter().map(|pattern| Glob::new(pattern)).collect(),
         filter: None,
         interest,

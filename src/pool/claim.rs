@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use redis::{Pipeline, Value};
 use tracing::{info, warn};
@@ -114,7 +115,7 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
             let records = read_large(&shared, &lease, limit).await;
             tokens.used(records.as_ref().map_or(0, Vec::len));
             if let Some(records) = records {
-                shared.oldest_us.fetch_max(age_us(&shared, &records), Ordering::Relaxed);
+                shared.oldest_us.fetch_max(age_us(shared.now(), &records), Ordering::Relaxed);
                 worker::run(shared, lease, records, None, place).await;
             }
         });
@@ -124,7 +125,7 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
         let place = Release(Arc::clone(&shared));
         tokens().used(records.as_ref().map_or(0, Vec::len));
         let Some(records) = records else { continue };
-        oldest_us = oldest_us.max(age_us(&shared, &records));
+        oldest_us = oldest_us.max(age_us(shared.now(), &records));
         let shared = Arc::clone(&shared);
         let shutdown = shared.shutdown.clone();
         shutdown.spawn(worker::run(shared, lease, records, None, place));
@@ -180,8 +181,8 @@ fn noted<T>(shared: &Shared, leases: usize, read: Result<T, RedisError>) -> Opti
 }
 
 /// The age of the first of these records.
-pub(super) fn age_us(shared: &Shared, records: &[Vec<u8>]) -> u64 {
-    let now_us = crate::clock::micros(shared.now());
+pub(super) fn age_us(now: Duration, records: &[Vec<u8>]) -> u64 {
+    let now_us = crate::clock::micros(now);
     let arrived = records.first().and_then(|first| Event::sequence_of(first));
     arrived.map_or(0, |arrived| now_us.saturating_sub(arrived.get()))
 }
@@ -204,4 +205,27 @@ fn records(value: Value) -> Option<Vec<Vec<u8>>> {
         records.push(reply.bytes().ok()??);
     }
     Some(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_age_is_that_of_the_first_event_and_never_negative() {
+        let now = Duration::from_secs(10);
+        let records = [9_000_000, 1].map(|sequence| Event::record(sequence, b"{}"));
+        assert_eq!(age_us(now, &records), 1_000_000);
+        assert_eq!(age_us(Duration::from_secs(8), &records), 0, "its clock is behind");
+        assert_eq!(age_us(now, &[]), 0);
+    }
+
+    #[test]
+    fn an_event_that_is_missing_makes_a_slice_unreadable() {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let read = |values| records(Value::Array(values));
+        assert_eq!(read(vec![text("a"), text("b")]), Some(vec![b"a".to_vec(), b"b".to_vec()]));
+        assert_eq!(read(vec![text("a"), Value::Nil]), None);
+        assert_eq!(read(Vec::new()), Some(Vec::new()));
+    }
 }

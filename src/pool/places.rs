@@ -166,7 +166,7 @@ impl Reserved {
             let records = (1..).zip(events).take(count);
             let records: Vec<Vec<u8>> =
                 records.map(|(nth, event)| Event::record(taken.before + nth, event)).collect();
-            oldest_us = oldest_us.max(age_us(pool, &records));
+            oldest_us = oldest_us.max(age_us(pool.now(), &records));
             let is_whole = records.len() == taken.events;
             let whole = is_whole.then(|| pool.commits.watch(&lease));
             let pool = Arc::clone(pool);

@@ -390,6 +390,26 @@ fn any(replies: Vec<Result<bool, RedisError>>) -> Result<bool, RedisError> {
 }
 
 #[cfg(test)]
+impl Queue {
+    /// A queue whose Redis cannot be reached, for tests.
+    pub(crate) fn unreachable(name: &str, shards: u16) -> Self {
+        let target = crate::redis::Target::new("redis://127.0.0.1:1").expect("an address");
+        let link = Link::new(target, Vec::new(), 0, std::time::Duration::from_secs(1));
+        let limits = Limits {
+            slice_us: 0,
+            linger_ms: 0,
+            max_queue: 0,
+            overflow_dead: false,
+            dead_max: 0,
+            quota: crate::quotas::Quota::NONE,
+        };
+        let name = PipelineName::parse(name).expect("a name");
+        let count = ShardCount::new(shards).expect("in bounds");
+        Self::new(name, count, limits, Arc::new(link))
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

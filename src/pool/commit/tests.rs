@@ -121,3 +121,38 @@ async fn completions_wait_while_copies_follow_each_other_and_the_lease_lasts() {
     tokio::time::advance(Duration::from_secs(1)).await;
     assert!(!lasts(long), "the copies have ended");
 }
+
+#[test]
+fn completions_that_could_not_travel_along_go_back_and_are_known_to_be_sent() {
+    let shelf = Shelf::default();
+    for (is_cut, was_unanswered, unanswered) in
+        [(false, false, false), (true, false, true), (false, true, true)]
+    {
+        let items = vec![Item { unanswered: was_unanswered, ..Item::of(&bot(1)) }];
+        drop(Along { shelf: &shelf, items, is_cut });
+        let back: Vec<bool> = shelf.take().iter().map(|item| item.unanswered).collect();
+        assert_eq!(back, [unanswered], "cut: {is_cut}, before: {was_unanswered}");
+    }
+}
+
+#[tokio::test]
+async fn what_was_never_sent_is_stale_at_the_end_of_the_lease_and_the_committer_ends_after_it() {
+    let queue = Queue::unreachable("p", 8);
+    let (metrics, board) = (PipelineMetrics::new(queue.name()), Board::new(queue.shard_count()));
+    let (commits, task) = committer(queue, 0, Arc::new(board), metrics);
+    let committing = async {
+        let commits = commits;
+        let deadline = Instant::now() + Duration::from_millis(200);
+        let completion = || Item::of(&bot(1)).completion;
+        tokio::join!(
+            commits.commit(shard(0), completion(), deadline),
+            commits.commit_soon(shard(1), completion(), deadline),
+        )
+    };
+    let (told, ()) =
+        tokio::time::timeout(Duration::from_secs(30), async { tokio::join!(committing, task) })
+            .await
+            .unwrap();
+    // Nothing listens there, so it is certain that nothing was committed.
+    assert_eq!(told, (Committed::Stale, Committed::Stale));
+}
