@@ -365,4 +365,50 @@ mod tests {
             assert_eq!(deferral.until(None), None, "the bots are not claimed yet");
         }
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_true_backlog_waits_twice_its_lateness_and_a_smaller_one_once() {
+        let one = Duration::from_millis(1);
+        for (late, wait) in [(BACKLOG - one, BACKLOG - one), (BACKLOG, 2 * BACKLOG)] {
+            let deferral = Deferral::default();
+            behind(&deferral, late, 1);
+            assert_eq!(deferral.until(None), Some(Instant::now() + wait));
+        }
+        let deferral = Deferral::default();
+        behind(&deferral, SECOND, BYTES_MAX);
+        assert!(deferral.until(None).is_some(), "as much as may be copied");
+        behind(&deferral, SECOND, 1);
+        assert_eq!(deferral.until(None), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deferral_that_ran_out_is_over_also_for_the_next_copy() {
+        let deferral = Deferral::default();
+        behind(&deferral, SECOND, 1);
+        tokio::time::advance(2 * SECOND).await;
+        assert_eq!(deferral.until(None), None);
+        behind(&deferral, SECOND, 1);
+        assert_eq!(deferral.until(None), None, "the bots are not claimed yet");
+        deferral.drained();
+        behind(&deferral, SECOND, 1);
+        assert!(deferral.until(None).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_dispatcher_and_the_other_processes_learn_of_an_early_end() {
+        use futures_util::FutureExt as _;
+        let deferral = Deferral::default();
+        let is_over = || deferral.ended().now_or_never().is_some();
+        let has_turned = || deferral.turned.notified().now_or_never().is_some();
+        behind(&deferral, SECOND, 1);
+        assert_eq!((is_over(), has_turned()), (false, true), "it begins");
+        deferral.caught_up();
+        assert_eq!((is_over(), has_turned()), (true, true), "it ends");
+        deferral.caught_up();
+        assert_eq!((is_over(), has_turned()), (false, false));
+        deferral.heard(HOLDS);
+        assert!(!is_over());
+        deferral.heard(Duration::ZERO);
+        assert_eq!((is_over(), has_turned()), (true, false), "that of another process ends");
+    }
 }

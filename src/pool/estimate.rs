@@ -77,6 +77,8 @@ mod tests {
         assert_eq!(estimate.waiting(), FEW);
         assert_eq!([call(90, 8), call(90, 16), call(90, 8)], [16, 32, 32], "8 say nothing of 32");
         assert_eq!([call(150, 32), call(201, 32), call(201, 1)], [32, 16, 8]);
+        assert_eq!([call(200, 8), call(101, 8), call(100, 8)], [8, 8, 16], "the bounds");
+        call(201, 16);
         for _ in 0..9 {
             call(9_000, 1);
         }

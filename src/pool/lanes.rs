@@ -199,5 +199,9 @@ mod tests {
         assert_eq!(choose(&tried(NOW + 9, Tried::Lane(Lane::of("ann"))), vanished(1)), ann);
         let empty = Situation { has_queue: false, ..vanished(2) };
         assert_eq!(choose(&tried(NOW, Tried::Queue), empty), ann);
+        let gone = tried(NOW, Tried::Lane(Lane::of("bob")));
+        assert_eq!(choose(&gone, vanished(1)), ann, "that lane has no events any more");
+        let other_key = Situation { tag: Some(6), ..vanished(1) };
+        assert_eq!(choose(&tried(NOW, Tried::Queue), other_key), ann);
     }
 }
