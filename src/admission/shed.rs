@@ -167,7 +167,9 @@ mod tests {
     #[test]
     fn a_list_has_at_most_so_many_names() {
         let counts = ShedCounts::default();
-        ["a", "b", "c"].into_iter().for_each(|name| counts.bots.note(name, Reason::Quota));
+        for name in ["a", "b", "c"] {
+            counts.bots.note(name, Reason::Quota);
+        }
         assert_eq!(counts.bots.most(2, |_| true).len(), 2);
         assert_eq!(counts.of(Class::P2, Reason::Quota), 0);
         counts.note(Class::P2, Reason::Quota);

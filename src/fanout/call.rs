@@ -177,7 +177,7 @@ mod tests {
         let postings = [posting(1), posting(10), posting(100), posting(1_000)];
         let mut call = CallBatch::default();
         for (at, bot) in [(0, "a"), (1, "b"), (2, "a"), (3, "c")] {
-            let place = call.add(&wanted(0, at as u64, bot), &b"wxyz"[..at + 1]);
+            let place = call.add(&wanted(0, at as u64, bot), &b"wxyz"[..=at]);
             call.post(place, Some(&postings[at]));
             call.name(place, name(u8::try_from(at).unwrap()), Some(&postings[at]));
         }

@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn averages_move_an_eighth_of_the_way_to_each_sample() {
         let estimate = Estimate::default();
-        let time = Duration::from_nanos(1_000);
+        let time = Duration::from_micros(1);
         assert_eq!((estimate.slice(), estimate.events_in(time)), (Duration::ZERO, FEW), "unknown");
         estimate.observe(Duration::from_nanos(800), 8);
         assert_eq!((estimate.slice(), estimate.events_in(time)), (Duration::from_nanos(800), 10));

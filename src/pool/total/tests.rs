@@ -61,7 +61,7 @@ fn each_lease_needs_a_token_that_is_fresh() {
         let asked = state.take(limits, 0, 9, now);
         assert_eq!((asked.leases, asked.stamp, state.tokens), (leases, 7, tokens - leases));
     }
-    for (age, leases) in [(BATCH - Duration::from_nanos(1), 3), (BATCH, 0)] {
+    for (age, leases) in [(BATCH.saturating_sub(Duration::from_nanos(1)), 3), (BATCH, 0)] {
         let mut state = with(EVENTS, answer(0, 3), now);
         assert_eq!(state.take(EVENTS, 0, 9, now + age).leases, leases);
     }
