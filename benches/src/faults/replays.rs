@@ -1,7 +1,9 @@
 //! Replays of a campaign: an operator puts the last seconds of a bot into its queue again.
 //!
 //! A replay has a history of its own, in which its events are named like those of the bus. Each event
-//! that was handled before the replay must be in it, in order, and as often as it is on the bus.
+//! that was handled before the replay must be in it, in order, and as often as it is on the bus. The
+//! second copy of an event may be anywhere behind the first one: a process that was frozen puts it there
+//! when it goes on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -50,7 +52,8 @@ pub(crate) struct Replays {
     pub(crate) events: usize,
     /// Events in a replay that were handled again because their first holder never committed them.
     pub(crate) repeated: usize,
-    /// Replays whose order is not judged, because the bus has copies of events.
+    /// Replays with events of which the bus may have copies. Of these the order of the other events is
+    /// judged.
     pub(crate) with_copies: usize,
 }
 
@@ -127,20 +130,26 @@ pub(super) fn judge(
             violations
                 .push(format!("replay {lane}: {missing} of {} events are missing", due.len()));
         }
-        let mut has_copies = false;
+        let (mut has_copies, mut put_once) = (false, Vec::<u64>::new());
         for (event, fate) in found {
             let Some(sent) = of_bot.get(event) else { continue };
             let times = fate.sequences.len();
             if sent.poison || fate.died() {
                 continue;
             }
-            has_copies |= times > 1;
+            has_copies |= sent.copies > 1;
             if times > sent.copies as usize {
                 violations.push(format!("replay {lane}: {event} was put {times} times"));
+            }
+            if sent.copies == 1 {
+                put_once.extend(fate.sequences.first());
             }
         }
         if has_copies {
             report.with_copies += 1;
+            if !put_once.is_sorted() {
+                violations.push(format!("replay {lane}: events without copies are out of order"));
+            }
             continue;
         }
         expected.extend(found.keys().map(|&event| Expected {
@@ -238,7 +247,7 @@ mod tests {
     }
 
     /// The violations of a replay of the events 0 to 2, with these positions and sequences in its history.
-    fn violations(handled: &[(u32, u64)], copies: u32) -> Vec<String> {
+    fn violations(handled: &[(u32, u64)], copies: [u32; 3]) -> Vec<String> {
         let directory = tempfile::tempdir().unwrap();
         let replay = Replayed {
             id: "r".to_owned(),
@@ -248,7 +257,7 @@ mod tests {
             asked: 15 * SECOND,
             ended: 15 * SECOND,
         };
-        let sent: Vec<_> = (0..3).map(|event| sent(event, copies)).collect();
+        let sent: Vec<_> = (0..).zip(copies).map(|(event, copies)| sent(event, copies)).collect();
         let mut first_done = FirstDone::default();
         let mut text = String::new();
         for (place, &(event, sequence)) in handled.iter().enumerate() {
@@ -274,14 +283,14 @@ mod tests {
 
     #[test]
     fn a_whole_replay_in_order_is_right() {
-        assert_eq!(violations(&[(0, 5), (1, 6), (2, 7)], 1), [""; 0]);
+        assert_eq!(violations(&[(0, 5), (1, 6), (2, 7)], [1; 3]), [""; 0]);
     }
 
     #[test]
     fn a_missing_a_reordered_and_a_repeated_event_are_found() {
-        assert_eq!(violations(&[(0, 5), (2, 7)], 1).len(), 1);
-        assert!(!violations(&[(1, 6), (0, 5), (2, 7)], 1).is_empty());
-        assert!(violations(&[(0, 5), (1, 6), (1, 7), (2, 8)], 1)[0].contains("put 2 times"));
+        assert_eq!(violations(&[(0, 5), (2, 7)], [1; 3]).len(), 1);
+        assert!(!violations(&[(1, 6), (0, 5), (2, 7)], [1; 3]).is_empty());
+        assert!(violations(&[(0, 5), (1, 6), (1, 7), (2, 8)], [1; 3])[0].contains("put 2 times"));
     }
 
     #[test]
@@ -293,7 +302,14 @@ mod tests {
 
     #[test]
     fn an_event_with_a_copy_on_the_bus_may_be_there_twice() {
-        assert_eq!(violations(&[(0, 5), (1, 6), (2, 7), (0, 8), (1, 9), (2, 10)], 2), [""; 0]);
+        assert_eq!(violations(&[(0, 5), (1, 6), (2, 7), (0, 8), (1, 9), (2, 10)], [2; 3]), [""; 0]);
+    }
+
+    #[test]
+    fn of_an_event_with_copies_only_the_last_one_may_be_in_the_time_of_the_replay() {
+        assert_eq!(violations(&[(1, 5), (0, 6), (2, 7)], [2, 1, 1]), [""; 0]);
+        let wrong = violations(&[(2, 5), (0, 6), (1, 7)], [2, 1, 1]);
+        assert!(wrong.len() == 1 && wrong[0].contains("out of order"), "{wrong:?}");
     }
 
     #[test]
