@@ -78,3 +78,45 @@ pub(super) fn moved(
         .map_or_else(Default::default, |(span, stands)| (span.log.to_owned(), span.prev, *stands));
     FanoutError::Moved { pipeline: pipeline.to_string(), log, shard, stands, thought }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Offset {
+        Offset { ms, seq: 0 }
+    }
+
+    #[test]
+    fn reading_starts_at_the_lowest_position_of_the_shards_that_are_available() {
+        let logs: Arc<[Arc<str>]> = ["x", "y"].map(Arc::from).into();
+        let shard = |x, y| Some(Box::from([at(x), at(y)]));
+        let pipelines = vec![vec![shard(5, 9), None, shard(7, 2)], vec![shard(6, 4)]];
+        let positions = Positions::new(Arc::clone(&logs), pipelines);
+        assert_eq!([0, 1].map(|log| positions.lowest(log)), [Some(at(5)), Some(at(2))]);
+        assert_eq!([0, 1].map(|log| positions.highest(log)), [Some(at(7)), Some(at(9))]);
+        assert_eq!((positions.lowest(2), positions.missing()), (None, 1));
+        let none = Positions::new(logs, vec![vec![None, None]]);
+        assert_eq!((none.lowest(0), none.missing()), (None, 2));
+    }
+
+    #[test]
+    fn the_error_names_the_log_in_which_a_shard_stands_elsewhere() {
+        let (pipeline, shard) =
+            (PipelineName::parse("p").unwrap(), Shard::from_digits("3").unwrap());
+        let span = |log, prev| Span { log, prev: at(prev), last: at(9) };
+        let spans = [span("x", 1), span("y", 2)];
+        let found = moved(&pipeline, shard, &spans, &[at(1), at(5)]).to_string();
+        assert_eq!(found, "shard 3 of pipeline \"p\" stands at 5-0 in y, not at 2-0");
+    }
+
+    #[test]
+    fn a_shard_stands_where_its_answer_says_unless_it_is_missing() {
+        let mut position: Position = Some(Box::from([at(1), at(2), at(3)]));
+        stand(&mut position, &[2, 0], &[at(30), at(10)]);
+        assert_eq!(position.as_deref(), Some(&[at(10), at(2), at(30)][..]));
+        let mut missing: Position = None;
+        stand(&mut missing, &[0], &[at(1)]);
+        assert_eq!(missing, None);
+    }
+}

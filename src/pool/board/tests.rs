@@ -128,10 +128,8 @@ fn is_woken(board: &Board) -> bool {
 #[tokio::test(start_paused = true)]
 async fn known_scores_get_the_room_before_shards_that_are_only_scanned() {
     let board = board(2);
-    board.look_everywhere();
     board.heard(shard(1), 5);
-    board.claimed(shard(1), &Claimed { low: Some(5), ..empty() });
-    board.look_everywhere();
+    board.leased(shard(0), Duration::ZERO);
     let asks = board.next_round(CLAIM_MAX + 1, 10);
     let found: Vec<_> = asks.iter().map(|ask| (ask.shard, ask.max, ask.bound)).collect();
     // What the scan finds must not pass the known score.
@@ -262,4 +260,15 @@ async fn a_deadline_of_the_server_is_met_a_millisecond_later_by_this_clock() {
     let unknown = Board::new(ShardCount::new(1).unwrap());
     unknown.heard_deadline(shard(0), 9_000);
     assert_eq!(unknown.next_deadline(), Some(Instant::now()), "the server's clock is not known");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bot_that_is_ready_after_its_completion_is_claimed_next() {
+    let board = board(2);
+    board.completed(shard(1), &Completed { low: Some(3), ..completed() });
+    board.completed(shard(1), &Completed { low: Some(9), ..completed() });
+    let asks = board.next_round(1, 0);
+    assert_eq!(asks.iter().map(|ask| ask.shard).collect::<Vec<_>>(), [shard(1)]);
+    board.heard(shard(0), 20);
+    assert_eq!(board.next_round(1, 0)[0].bound, None, "the claim under way does not count");
 }

@@ -51,6 +51,9 @@ fn a_process_never_uses_more_slices_than_it_asked_for() {
     state.granted(SLICES, &wish, answer(8, 0), (now, now));
     assert_eq!(state.slices, 3);
     assert_eq!(state.wish(SLICES, 7, 9, 10).slices, Some((8, 8)), "no more than the limit");
+    let mut state = with(SLICES, answer(8, 0), now);
+    state.take(SLICES, 1, 2, now);
+    assert_eq!(state.wish(SLICES, 1, 1, 10).slices, Some((4, 8)), "also those that are asked for");
 }
 
 #[test]
