@@ -313,16 +313,21 @@ mod tests {
         assert_eq!(deferral.until(None), None);
     }
 
+    /// For a deferral that is over.
+    fn assert_begins_only_when_nobody_is_ready(deferral: &Deferral) {
+        behind(deferral, SECOND, 1);
+        assert_eq!(deferral.until(None), None, "the bots are not claimed yet");
+        deferral.drained();
+        behind(deferral, SECOND, 1);
+        assert!(deferral.until(None).is_some());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_next_one_begins_only_when_nobody_is_ready() {
         let deferral = Deferral::default();
         behind(&deferral, SECOND, 1);
         deferral.caught_up();
-        behind(&deferral, SECOND, 1);
-        assert_eq!(deferral.until(None), None, "the bots are not claimed yet");
-        deferral.drained();
-        behind(&deferral, SECOND, 1);
-        assert!(deferral.until(None).is_some());
+        assert_begins_only_when_nobody_is_ready(&deferral);
     }
 
     #[tokio::test(start_paused = true)]
@@ -387,11 +392,7 @@ mod tests {
         behind(&deferral, SECOND, 1);
         tokio::time::advance(2 * SECOND).await;
         assert_eq!(deferral.until(None), None);
-        behind(&deferral, SECOND, 1);
-        assert_eq!(deferral.until(None), None, "the bots are not claimed yet");
-        deferral.drained();
-        behind(&deferral, SECOND, 1);
-        assert!(deferral.until(None).is_some());
+        assert_begins_only_when_nobody_is_ready(&deferral);
     }
 
     #[tokio::test(start_paused = true)]
