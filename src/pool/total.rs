@@ -216,16 +216,21 @@ impl Total {
 
     /// Takes from what this process has.
     fn take(&self, shared: &Shared, room: usize) -> Asked {
+        let mut state = self.state();
+        // Read under the lock: an answered claim counts as held before it stops counting as asked.
         let held = shared.occupancy.held();
-        self.state().take(self.limits, held, room, Instant::now())
+        state.take(self.limits, held, room, Instant::now())
     }
 
     /// Asks for `more` leases than this process has.
     async fn ask(&self, shared: &Shared, more: usize) {
         let _one = self.calls.lock().await;
         let sent = Instant::now();
-        let held = shared.occupancy.held();
-        let wish = self.state().wish(self.limits, held, more, shared.usual_events());
+        let wish = {
+            let mut state = self.state();
+            let held = shared.occupancy.held();
+            state.wish(self.limits, held, more, shared.usual_events())
+        };
         let Wish { slices, tokens, unused } = wish;
         let budget = Budget {
             keys: &shared.queue.shards()[0],
