@@ -1,19 +1,32 @@
 //! Campaigns of faults. They are a program of their own, so that they do not disturb tests that measure.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
+use fairlane_testkit::process::signal;
 use serde_json::{Value, json};
 
-/// Runs `fairlane-bench` in a directory of its own. One at a time: a campaign uses the whole machine.
-fn bench(scenario: &str, arguments: &[&str]) -> Output {
+/// One at a time: a campaign uses the whole machine.
+fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let directory = tempfile::tempdir().unwrap();
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn command(directory: &Path, scenario: &str) -> Command {
     let mut command = Command::new(Path::new(env!("CARGO_BIN_EXE_fairlane-bench")));
-    command.arg(scenario).args(arguments).current_dir(directory.path());
-    command.env_remove("RUST_LOG").stdin(Stdio::null()).output().unwrap()
+    command.arg(scenario).current_dir(directory).env_remove("RUST_LOG").stdin(Stdio::null());
+    command
+}
+
+/// Runs `fairlane-bench` in a directory of its own.
+fn bench(scenario: &str, arguments: &[&str]) -> Output {
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    command(directory.path(), scenario).args(arguments).output().unwrap()
 }
 
 /// A campaign that broke no promise.
@@ -96,4 +109,38 @@ fn the_campaign_of_peers_judges_fairlane_and_a_plain_worker_without_node() {
             );
         }
     }
+}
+
+#[test]
+fn a_soak_ends_early_at_sigterm_judges_its_day_and_draws_what_it_measured() {
+    let directory = tempfile::tempdir().unwrap();
+    let chart = directory.path().join("soak.svg");
+    let short = ["--seconds", "3600", "--days", "180", "--rate", "100", "--json", "--chart"];
+    let _alone = alone();
+    let soak = command(directory.path(), "soak")
+        .args(short)
+        .arg(&chart)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The second day has begun when the first one is in the chart.
+    let waited = Instant::now();
+    while fs::read(&chart).unwrap_or_default().is_empty() {
+        assert!(waited.elapsed() < Duration::from_secs(180), "no chart after the first day");
+        sleep(Duration::from_millis(100));
+    }
+    signal(soak.id(), "TERM");
+    let ran = soak.wait_with_output().unwrap();
+    let report: Value = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
+    assert_eq!((&report["violations"], ran.status.code()), (&json!([]), Some(0)), "{report:#}");
+    assert_eq!(report["days"], 2, "{report:#}");
+    assert!((20..3_600).contains(&report["seconds"].as_u64().unwrap()), "{report:#}");
+    assert!(
+        report["restarts"].as_u64() >= Some(2) && report["reloads"].as_u64() >= Some(1),
+        "{report:#}"
+    );
+    for what in ["views", "sales", "notifications"] {
+        assert!(report[what].as_u64() > Some(10), "{what}: {report:#}");
+    }
+    assert!(fs::read_to_string(&chart).unwrap().contains("descriptors and threads"));
 }

@@ -86,6 +86,7 @@ Examples:
 
 Starts redis-server and the MongoDB of the tests, which `make setup` installs. Each day, the load has two
 peaks, the processes are restarted one after the other, and the first one reloads its configuration.
+After each day, the chart is drawn again. SIGTERM ends the day early: the night follows, then the report.
 Exit code 1: a promise did not hold, or something grows.";
 
 const FAULTS_EXAMPLES: &str = "\

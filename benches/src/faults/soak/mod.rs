@@ -14,10 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use fairlane_testkit::process::signal;
+use fairlane_testkit::process;
 use serde::Serialize;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, timeout};
 
 use super::hooks::Hooks;
 use super::load::{Load, PIPELINES};
@@ -143,6 +144,10 @@ struct Soak {
     delays: Vec<(u64, u32)>,
     /// The process that is restarted next.
     next: usize,
+    /// SIGTERM ends the day early.
+    terminate: Signal,
+    /// The durations of all days together.
+    lasted: Duration,
     report: Report,
 }
 
@@ -173,6 +178,7 @@ async fn run_in(
     options: Options,
     watch: &impl Fn(&'static str, u64),
 ) -> Result<Report, BenchError> {
+    let terminate = signal(SignalKind::terminate())?;
     let mut background = JoinSet::new();
     let hooks = Hooks::start(directory, &mut background).await?;
     watch("processes that start", 0);
@@ -181,21 +187,40 @@ async fn run_in(
     let load = Arc::new(Load::new(Arc::new(world), hooks));
     load.store_rules().await;
     let steady = load.world.nodes[0].process.lock().await.id();
-    let Options { seed, seconds, rate, days, processes, .. } = options;
-    let report = Report { seed, seconds, rate, days, processes, ..Report::default() };
-    let (samples, delays) = (Vec::new(), Vec::new());
-    let mut soak = Soak { load, options, steady, samples, delays, next: 1, report };
+    let Options { seed, rate, processes, .. } = options;
+    let mut soak = Soak {
+        load,
+        options,
+        steady,
+        samples: Vec::new(),
+        delays: Vec::new(),
+        next: 1,
+        terminate,
+        lasted: Duration::ZERO,
+        report: Report { seed, rate, processes, ..Report::default() },
+    };
     let started = now_us();
     for day in 0..soak.options.days {
         watch("days", u64::from(day) + 1);
-        let loads = soak.day(day).await?;
+        let (loads, end) = soak.day(day).await?;
         soak.night(loads, watch).await?;
         soak.judge_day(directory).await?;
+        soak.draw(started)?;
+        if end == End::Signal {
+            break;
+        }
     }
     soak.judge_all(directory, started)?;
     let Soak { load, mut report, .. } = soak;
     stop(&load.world, &mut report.violations).await;
     Ok(report)
+}
+
+/// Why a day ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Time,
+    Signal,
 }
 
 /// The part of the rate at this part of the day, percent: two peaks, and little around midnight.
@@ -208,7 +233,7 @@ fn pace(of_day: f64) -> u32 {
 
 impl Soak {
     /// Load, restarts and samples until the night. Returns the load, which goes on until then.
-    async fn day(&mut self, day: u32) -> Result<JoinSet<()>, BenchError> {
+    async fn day(&mut self, day: u32) -> Result<(JoinSet<()>, End), BenchError> {
         let load = Arc::clone(&self.load);
         let _ = fs::remove_file(load.world.directory.join("cured"));
         load.day.store(day, Ordering::Relaxed);
@@ -219,6 +244,7 @@ impl Soak {
         // Each process but the first is restarted once. At noon the first one reloads.
         let actions = u32::try_from(self.options.processes).unwrap_or(u32::MAX);
         let mut acted = 0;
+        let mut end = End::Time;
         while started.elapsed() < lasts {
             let of_day = started.elapsed().as_secs_f64() / lasts.as_secs_f64();
             load.pace.store(pace(of_day), Ordering::Relaxed);
@@ -231,9 +257,15 @@ impl Soak {
                 acted += 1;
                 self.act(acted == actions.div_ceil(2)).await?;
             }
-            sleep(TICK).await;
+            if timeout(TICK, self.terminate.recv()).await.is_ok() {
+                end = End::Signal;
+                break;
+            }
         }
-        Ok(loads)
+        self.report.days = day + 1;
+        self.lasted += started.elapsed();
+        self.report.seconds = self.lasted.as_secs();
+        Ok((loads, end))
     }
 
     /// Reloads the first process, or restarts one of the others.
@@ -241,7 +273,7 @@ impl Soak {
         let world = &self.load.world;
         if reloads {
             world.nodes[0].configure(20 + u64::from(self.report.reloads % 50))?;
-            signal(self.steady, "HUP");
+            process::signal(self.steady, "HUP");
             self.report.reloads += 1;
             return Ok(());
         }
@@ -338,7 +370,7 @@ impl Soak {
         Ok(())
     }
 
-    /// The periods, what has grown, and the chart.
+    /// The periods, and what has grown.
     fn judge_all(&mut self, directory: &Path, started: u64) -> Result<(), BenchError> {
         let report = &mut self.report;
         {
@@ -353,11 +385,16 @@ impl Soak {
         let (_, panics) = watch::log_lines(directory, self.load.world.nodes.len())?;
         report.violations.extend(panics.into_iter().map(|line| format!("a process says: {line}")));
         report.violations.extend(grown(&self.samples));
-        self.delays.sort_unstable();
         report.periods = periods(&self.delays, &self.samples, started, ROWS);
+        Ok(())
+    }
+
+    /// Draws the chart of all days until now, so that hours are not lost if the soak is killed.
+    fn draw(&mut self, started: u64) -> Result<(), BenchError> {
+        self.delays.sort_unstable();
         if let Some(path) = &self.options.chart {
             // One point a minute, and at least some.
-            let minutes = usize::try_from(self.options.seconds / 60).unwrap_or(usize::MAX);
+            let minutes = usize::try_from(self.report.seconds / 60).unwrap_or(usize::MAX);
             let points = periods(&self.delays, &self.samples, started, minutes.clamp(ROWS, 480));
             fs::write(path, chart::svg(&points))?;
         }
