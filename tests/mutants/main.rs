@@ -8,6 +8,7 @@
 //! a test fails twice, or does not end.
 
 mod accepted;
+mod found;
 mod mutate;
 mod run;
 mod tree;
@@ -25,6 +26,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 
 use accepted::Accepted;
+use found::Found;
 use mutate::Mutant;
 use run::{Known, Learned, Ran, Test};
 use tree::{Programs, Tree};
@@ -48,6 +50,9 @@ struct Args {
     /// those that reach it.
     #[arg(long, value_name = "S", default_value = "60", value_parser = clap::value_parser!(u32).range(1..=3_600))]
     seconds: u32,
+    /// Leave out the mutants that an earlier run has found, also if it was with other tests.
+    #[arg(long)]
+    left: bool,
     /// Only compile the mutants, and list them.
     #[arg(long)]
     list: bool,
@@ -126,8 +131,15 @@ fn judge_all(args: &Args) -> Result<usize, Failure> {
         args.file.is_empty() || args.file.iter().any(|part| mutant.file.contains(part))
     };
     let (first, step) = args.shard;
-    let mutants: Vec<&Mutant> =
-        tree.mutants.iter().filter(chosen).skip(first - 1).step_by(step).collect();
+    let found = Found::load(&tree.found(), &tree.mutants)?;
+    let mutants: Vec<&Mutant> = tree
+        .mutants
+        .iter()
+        .filter(chosen)
+        .filter(|mutant| !args.left || !found.has(mutant))
+        .skip(first - 1)
+        .step_by(step)
+        .collect();
     if args.list {
         for Mutant { number, file, line, before, after } in &mutants {
             println!("{number:>5} {file}:{line}\n      - {before}\n      + {after}");
@@ -148,8 +160,9 @@ fn judge_all(args: &Args) -> Result<usize, Failure> {
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
         let Mutant { file, line, before, after, .. } = mutant;
         println!("{done:>5}/{} {file}:{line} {verdict}", mutants.len());
-        if matches!(verdict, Verdict::Survived | Verdict::Unreached) {
-            println!("      - {before}\n      + {after}");
+        match verdict {
+            Verdict::Found(_) | Verdict::Hung => found.add(mutant)?,
+            Verdict::Survived | Verdict::Unreached => println!("      - {before}\n      + {after}"),
         }
         Ok(verdict)
     })?;

@@ -92,6 +92,11 @@ impl Tree {
         self.place.join("learned.tsv")
     }
 
+    /// Where the mutants are kept that were found.
+    pub(crate) fn found(&self) -> PathBuf {
+        self.place.join("found.tsv")
+    }
+
     /// Writes the copy. Files that are the same keep their time, so that they are not compiled again.
     pub(crate) fn write(&mut self) -> Result<(), Failure> {
         let listed = Command::new("git")
