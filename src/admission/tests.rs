@@ -366,7 +366,7 @@ fn a_probe_leaves_the_first_class_its_places() {
 }
 
 #[test]
-fn what_a_window_shows_takes_effect() {
+fn the_verdict_on_a_window_takes_effect() {
     let mut bench = bench(1_000);
     let first = bench.admission.state().limit;
     // Nothing is known of the latency without load, so the first full window begins a probe.
@@ -441,4 +441,20 @@ fn a_request_that_starts_at_its_deadline_is_too_late() {
 fn the_first_class_waits_50_ms_under_lasting_overload_and_the_lower_ones_1_ms() {
     let times = |class: Class| (class.target().as_millis(), class.interval().as_millis());
     assert_eq!(Class::ALL.map(times), [(50, 100), (50, 100), (1, 20), (1, 20)]);
+}
+
+#[test]
+fn capacity_is_short_if_a_quarter_or_less_is_free_or_a_request_waits() {
+    let mut bench = bench(8);
+    bench.admission.limit.store(8, Ordering::SeqCst);
+    for in_flight in 0..8 {
+        assert_eq!(bench.admission.is_tight(), in_flight >= 6, "{in_flight} of 8");
+        assert_eq!(bench.ask(&ask(Class::P1)), None);
+    }
+    bench.ask(&ask(Class::P1));
+    assert_eq!(bench.places.len(), 1, "one waits");
+    bench.admission.limit.store(80, Ordering::SeqCst);
+    assert!(bench.admission.is_tight());
+    bench.places.clear();
+    assert!(!bench.admission.is_tight(), "10 % are in use");
 }

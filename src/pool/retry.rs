@@ -134,6 +134,8 @@ mod tests {
         let delays: Vec<u64> =
             (1..=11).map(|attempt| BACKOFF.delay(attempt, 0.5, None).as_secs()).collect();
         assert_eq!(delays, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
+        let varied = [0.0, 0.25, 1.0].map(|random| BACKOFF.delay(1, random, None).as_millis());
+        assert_eq!(varied, [800, 900, 1_200]);
     }
 
     #[test]

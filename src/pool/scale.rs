@@ -144,5 +144,22 @@ mod tests {
         assert_eq!(scaler.target(slow, Duration::ZERO), 30);
         let quick = Load { ready: 30, slice: Duration::from_micros(50), ..Load::default() };
         assert_eq!(Scaler::new(Bounds { min: 1, max: 64 }).target(quick, Duration::ZERO), 1);
+        let unknown = Load { slice: Duration::ZERO, ..quick };
+        let old = |oldest_age| Load { oldest_age, ..quick };
+        assert_eq!(
+            [unknown, old(OLD), old(OLD + Duration::from_millis(1))].map(wanted),
+            [30, 1, 30],
+            "an estimate that is missing, may hold, and does not hold"
+        );
+    }
+
+    #[test]
+    fn each_cool_down_removes_half_of_the_workers_that_were_not_needed() {
+        let mut scaler = Scaler::new(Bounds { min: 1, max: 200 });
+        let load = |ready| Load { ready, ..Load::default() };
+        let target = |(second, ready)| scaler.target(load(ready), Duration::from_secs(second));
+        // At 3 s, all of them are needed once more.
+        let times = [(0, 101), (3, 101), (5, 1), (7, 1), (8, 1), (9, 1), (13, 1)];
+        assert_eq!(times.map(target), [101, 101, 101, 101, 51, 51, 26]);
     }
 }

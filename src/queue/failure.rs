@@ -284,4 +284,21 @@ mod tests {
         assert_eq!(Streak::read(&streak.written()), Some(streak));
         assert_eq!((Streak::read("1"), Streak::read("1 x")), (None, None));
     }
+    #[test]
+    fn the_bots_that_fail_for_longest_come_first_and_the_reason_is_the_last_one() {
+        let failure = |name: &str, since_ms, time_ms| {
+            let reason = format!("why {name}");
+            (BotId::parse(name).unwrap(), LastFailure { reason, time_ms, since_ms })
+        };
+        let found = [failure("a", 30, 40), failure("c", 10, 90), failure("b", 10, 20)];
+        let failing = Failing::new(found.to_vec()).unwrap();
+        let names: Vec<&str> = failing.bots.iter().map(BotId::as_str).collect();
+        assert_eq!(names, ["b", "c", "a"]);
+        let of_each: Vec<u64> = failing.each.iter().map(|failure| failure.time_ms).collect();
+        assert_eq!(of_each, [20, 90, 40]);
+        assert_eq!((failing.since_ms, failing.time_ms, &*failing.reason), (10, 90, "why c"));
+        let of_a = failing.of(&|bot| bot.as_str() == "a").unwrap();
+        assert_eq!((of_a.since_ms, &*of_a.reason), (30, "why a"));
+        assert_eq!(failing.of(&|_| false), None);
+    }
 }

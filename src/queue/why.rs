@@ -161,7 +161,22 @@ mod tests {
         for state in [BotState::Ready, BotState::Leased, BotState::Idle] {
             assert_eq!(told(&view(state), None, 0), None, "{state:?}");
         }
-        let long = "x".repeat(1_000);
-        assert!(told(&parked, Some(&long), 0).unwrap().chars().count() < 100);
+        let cause_of = |length| {
+            let reason = "ä".repeat(length);
+            cause(&LastFailure { reason, time_ms: 0, since_ms: 0 })
+        };
+        assert_eq!(cause_of(CAUSE_MAX), "ä".repeat(CAUSE_MAX));
+        assert_eq!(cause_of(CAUSE_MAX + 1), "ä".repeat(CAUSE_MAX - 1) + "…");
+    }
+
+    #[test]
+    fn a_wait_is_told_in_whole_seconds_from_a_second_on() {
+        let told = |until_ms| {
+            let view = BotView { until_ms, ..view(BotState::Parked) };
+            reason(&view, None, 0, 1_000, &|ms| format!("{ms} ms")).unwrap()
+        };
+        let waits = [Some(1_999), Some(2_000), Some(4_900), Some(900), None].map(told);
+        let expected = ["999 ms", "1000 ms", "3000 ms", "0 ms", "0 ms"];
+        assert_eq!(waits, expected.map(|wait| format!("waiting for {wait}")));
     }
 }

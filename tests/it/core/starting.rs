@@ -186,6 +186,55 @@ async fn a_shard_that_could_not_be_placed_starts_where_its_pipeline_does() {
     assert_eq!(log.ids("placed"), ids(10..20));
 }
 
+/// What is left of a Redis that lost its last writes, and `published` since it is back. All connections
+/// break.
+async fn lose_places(server: &RedisServer, pipeline: &str, published: &mut redis::Pipeline) {
+    let mut connection = server.connection().await;
+    let mut pipe = redis::pipe();
+    pipe.atomic().hdel(format!("fl:{{{STREAM}}}:starts"), pipeline).ignore();
+    for shard in 0..8 {
+        pipe.hdel(format!("fl:{{{pipeline}:{shard}}}:hwm"), STREAM).ignore();
+    }
+    for command in published.cmd_iter() {
+        pipe.add_command(command.clone()).ignore();
+    }
+    pipe.cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").arg("SKIPME").arg("yes").ignore();
+    let () = pipe.query_async(&mut connection).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_running_process_remembers_the_start_that_redis_lost_unless_the_stream_is_a_new_one() {
+    let server = RedisServer::start(Options::default());
+    let log = Log::default();
+    let config = config(&server, "lost", &[("pipelines.lost.start", NEW)]);
+    add(&server, STREAM, &events(0..10)).await;
+    let instance = Instance::start(&config, log.content()).await;
+    is_ready(&instance.client()).await;
+    let mut published = redis::pipe();
+    for text in events(10..20) {
+        published.cmd("XADD").arg(STREAM).arg("*").arg("event").arg(text);
+    }
+    lose_places(&server, "lost", &mut published).await;
+    eventually(LONG, "what was published since is handled", async || log.len() >= 10).await;
+    assert_eq!(log.ids("lost"), ids(10..20));
+
+    // Its entries are older than the start.
+    let mut created = redis::pipe();
+    created.cmd("DEL").arg(STREAM);
+    created.cmd("XADD").arg(STREAM).arg("1-1").arg("event").arg(&events(20..21)[0]);
+    lose_places(&server, "lost", &mut created).await;
+    let placed = async || {
+        let mut connection = server.connection().await;
+        connection.hget::<_, _, Option<String>>("fl:{lost:0}:hwm", STREAM).await.unwrap()
+    };
+    eventually(LONG, "it starts again", async || placed().await.as_deref() == Some("1-1")).await;
+    let mut later = redis::cmd("XADD");
+    later.arg(STREAM).arg("1-2").arg("event").arg(&events(21..22)[0]);
+    let () = later.query_async(&mut server.connection().await).await.unwrap();
+    eventually(LONG, "what comes is handled", async || log.len() >= 11).await;
+    assert_eq!(log.ids("lost")[10..], ids(21..22));
+}
+
 async fn limit_memory(server: &RedisServer, bytes: i64) {
     let mut connection = server.connection().await;
     let mut command = redis::cmd("CONFIG");
