@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_copy_took_along_and_gives_back_is_due_at_once() {
+    async fn completions_that_a_copy_gives_back_are_due_immediately() {
         tokio::time::advance(WAIT).await;
         let shelf = shelf(&["a", "b"]);
         let items = shelf.take_along([bot("a")].iter());
@@ -257,6 +257,39 @@ mod tests {
         shelf.give_back(items);
         assert!(shelf.is_due());
         shelf.due().await;
-        assert_eq!(shelf.take().len(), 2);
+        assert_eq!(along(&shelf, "b"), 2, "they are still those of their bots");
+        shelf.put(Item::of(&bot("c"))).unwrap();
+        assert_eq!(along(&shelf, "b"), 0, "that of b is gone");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_waits_for_due_completions_is_woken_by_new_ones() {
+        let shelf = Arc::new(shelf(&[]));
+        let hears = |wait| tokio::time::timeout(wait, shelf.due());
+        let put = async {
+            tokio::time::sleep(WAIT).await;
+            shelf.put(Item::of(&bot("a"))).unwrap();
+        };
+        let (heard, ()) = tokio::join!(hears(WAIT * 3), put);
+        heard.unwrap();
+        let items = shelf.take();
+        let give_back = async {
+            tokio::time::sleep(WAIT).await;
+            shelf.give_back(items);
+        };
+        let (heard, ()) = tokio::join!(hears(WAIT + RIDE), give_back);
+        heard.expect("they are due without a further wait");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_shelf_takes_no_more() {
+        let shelf = shelf(&["a"; ITEMS_MAX - 1]);
+        let is_worthwhile = || {
+            shelf.state().copies = [Some(Instant::now()); 2];
+            shelf.is_worthwhile()
+        };
+        assert!(is_worthwhile());
+        shelf.put(Item::of(&bot("b"))).unwrap();
+        assert!(!is_worthwhile());
     }
 }

@@ -42,7 +42,7 @@ fn weights_are_fractions_from_a_hundredth_to_a_thousand() {
 }
 
 #[test]
-fn what_is_set_for_a_bot_is_read_back_also_as_older_versions_stored_it() {
+fn settings_of_a_bot_are_read_back_also_as_older_versions_stored_them() {
     let limits = |weight: &str, rate: &str, burst| BotLimits {
         weight: weight.parse().ok(),
         rate: rate.parse().ok(),

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn lanes_set_aside_are_read_as_they_were_written() {
         let mut aside = Aside { tag: 0xdead_beef, ..Aside::default() };
         assert_eq!(aside.to_string(), "");
         assert_eq!(Aside::parse(""), Some(Aside::default()));

@@ -193,7 +193,7 @@ pub(crate) fn by_mutant(known: &[Known]) -> BTreeMap<u32, Vec<&Known>> {
 }
 
 #[test]
-fn what_was_learnt_is_read_as_it_was_written() {
+fn facts_about_tests_are_read_as_they_were_written() {
     let test = Test { program: "/a/it-1".into(), name: "core::order::x".to_owned() };
     let takes = Duration::from_micros(1_250);
     let known = Known { test, takes, reaches: BTreeSet::from([3, 700]) };

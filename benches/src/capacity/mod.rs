@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_called_extrapolated() {
+    fn figures_that_were_not_measured_are_called_extrapolated() {
         let source = |wanted, name| line(&with(wanted), name).source;
         let event = "Redis per event, full load";
         assert_eq!(source(WANTED, event), Source::Model);

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_have_been_counted_may_be_there_or_not() {
+    fn views_that_may_have_been_counted_may_be_there_or_not() {
         let mut ledger = Ledger::default();
         ledger.acknowledge(0);
         ledger.doubt(0);

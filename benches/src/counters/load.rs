@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_slow_server_keeps_waiting_counts_from_when_it_was_due() {
+    async fn the_latency_of_a_delayed_request_counts_from_its_planned_time() {
         let slow = Duration::from_millis(50);
         let apart = run(20, Schedule::steady(20, 0, 1), slow, &["200 {}"]).await;
         assert_eq!((apart.reads.len(), apart.views.len(), apart.waited), (20, 0, 0));
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_acknowledged_refused_and_unknown_is_told_apart() {
+    async fn acknowledged_refused_and_unknown_requests_are_told_apart() {
         let answers = &["200 {\"total\":1}", "200 {\"total\":null}", "400 bad", "503 away"];
         let outcome = run(1, Schedule::at_once(4), Duration::ZERO, answers).await;
         let counts: Vec<_> = (0..4).map(|ad| outcome.ledger.of(ad)).collect();

@@ -42,7 +42,7 @@ async fn events_that_are_being_added_count_until_they_are_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_reader_has_not_told_yet_holds_nobody_up() {
+async fn entries_that_the_reader_has_not_reported_yet_delay_no_publisher() {
     let (mut senders, now) = (Senders::default(), Instant::now());
     assert!(add(&mut senders, 1, TOLD_EVERY, 1, now));
     assert!(add(&mut senders, 1, 1_000, 2, now));

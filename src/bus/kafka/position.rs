@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_committed_is_read_back_and_commits_of_others_too() {
+    fn committed_offsets_are_read_back_also_those_of_other_clients() {
         let text = Committed::metadata(3, 17);
         let read = Committed::read(KafkaOffset::Offset(9), &text);
         assert_eq!(read, Some(Committed { next: 9, incarnation: 3, newest_ms: 17 }));

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_fetched_ahead_is_bounded_for_any_number_of_partitions() {
+    fn prefetched_records_are_bounded_for_any_number_of_partitions() {
         for partitions in [1, 3, 32, 512] {
             let config = settings().reading(partitions);
             let kib: usize = config.get("queued.max.messages.kbytes").unwrap().parse().unwrap();

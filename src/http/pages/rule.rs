@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_stands_beside_its_field() {
+    fn an_error_is_shown_beside_its_field() {
         let mut form = Form { id: "a b".to_owned(), rule: "{".to_owned(), ..Form::default() };
         assert!(form.rule_id().is_none());
         assert!(form.rule(&RuleId::parse("r").unwrap()).is_none());

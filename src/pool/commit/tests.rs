@@ -136,7 +136,7 @@ fn completions_that_could_not_travel_along_go_back_and_are_known_to_be_sent() {
 }
 
 #[tokio::test]
-async fn what_was_never_sent_is_stale_at_the_end_of_the_lease_and_the_committer_ends_after_it() {
+async fn completions_never_sent_are_stale_when_the_lease_ends_and_the_committer_ends_after_them() {
     let queue = Queue::unreachable("p", 8);
     let (metrics, board) = (PipelineMetrics::new(queue.name()), Board::new(queue.shard_count()));
     let (commits, task) = committer(queue, 0, Arc::new(board), metrics);

@@ -149,7 +149,7 @@ fn tallies_add_up_each_count() {
 }
 
 #[test]
-fn what_is_tried_again_or_put_off_is_counted_once() {
+fn retried_and_postponed_events_are_counted_once() {
     let counts = |answer, failed| {
         let tally = settle(&[Fit, Fit], answer, policy(failed)).tally;
         (tally.done, tally.dead, tally.later, tally.retried)

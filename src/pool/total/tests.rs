@@ -115,7 +115,7 @@ fn the_slices_of_a_claim_share_the_tokens_that_are_left() {
 }
 
 #[test]
-fn what_a_claim_did_not_get_can_be_taken_again_and_older_tokens_are_dropped() {
+fn tokens_that_a_claim_did_not_use_can_be_taken_again_and_older_ones_are_dropped() {
     let now = Instant::now();
     let mut state = with(BOTH, answer(8, 5), now);
     let asked = state.take(BOTH, 0, 4, now);

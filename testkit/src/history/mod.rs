@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_record_is_refused() {
+    fn text_that_is_not_a_record_is_refused() {
         for line in [
             "",
             "S",

@@ -217,7 +217,7 @@ async fn entries_that_every_group_has_are_trimmed_and_needed_ones_are_kept() {
 }
 
 #[tokio::test]
-async fn what_a_pipeline_of_another_process_needs_stays_on_the_bus() {
+async fn events_needed_by_a_pipeline_of_another_process_stay_on_the_bus() {
     let server = RedisServer::start(Options::default());
     let (mine, others) = (Log::default(), Log::default());
     let reader = Instance::start(&config(&server, "bus-mine", &[SHORT]), mine.content()).await;

@@ -146,7 +146,7 @@ async fn nothing_is_kept_with_history_switched_off() {
 }
 
 #[tokio::test]
-async fn what_is_asked_wrongly_is_said() {
+async fn wrong_requests_get_a_problem_with_a_detail() {
     let push = Push::new(&[], answer).await;
     let served = push.serve().await;
     let client = Client::new(&served.http());

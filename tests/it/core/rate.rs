@@ -106,7 +106,7 @@ async fn a_frozen_process_hands_out_nothing_late() {
 }
 
 #[tokio::test]
-async fn nobody_looks_at_bots_that_wait_for_tokens() {
+async fn bots_that_wait_for_tokens_are_not_claimed() {
     let server = RedisServer::start(Options::default());
     let log = Log::default();
     let settings = [("pipelines.parked.rate", "\"1/m\"")];

@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_from_the_second_day_on_is_found_and_what_grows_on_the_first_is_not() {
+    fn growth_is_found_from_the_second_day_on_and_not_on_the_first() {
         let days = |memory: [u64; 4]| {
             let samples = (0..4).map(|day: u32| sample(u64::from(day), day, memory[day as usize]));
             grown(&samples.collect::<Vec<_>>())

@@ -8,7 +8,7 @@ use super::*;
 const RECORDS: &str = include_str!("../../../../tests/it/fixtures/cloudevents_records.json");
 
 #[test]
-fn what_the_official_sdk_writes_is_read_in_both_modes_of_both_bindings() {
+fn events_of_the_official_sdk_are_read_in_both_modes_of_both_bindings() {
     let records: Vec<Value> = serde_json::from_str(RECORDS).unwrap();
     assert!(records.len() >= 20, "{}", records.len());
     for record in records {

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_not_drawn_as_nothing() {
+    fn unknown_values_are_not_drawn_as_zero() {
         let attempts = vec![attempt(NOW - 5_000, 3, (NOW - 9_000, NOW - 9_000))];
         let since_ms = NOW - 150_000;
         let flow = Flow::new(&Recent { attempts, since_ms }, &[], 0, NOW);

@@ -308,7 +308,7 @@ async fn a_repetition_within_the_time_of_deduplication_is_copied_once_on_each_bu
 }
 
 #[tokio::test]
-async fn what_http_accepts_is_on_the_bus_and_is_handled() {
+async fn events_accepted_over_http_reach_the_bus_and_are_handled() {
     for bus in [Bus::nats().await, Bus::kafka(4).await] {
         let server = RedisServer::start(Options::default());
         let log = Log::default();

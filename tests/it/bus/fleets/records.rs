@@ -12,7 +12,7 @@ const PRODUCER: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/fixtures/cloudevents_producer.py");
 
 #[tokio::test]
-async fn what_the_official_sdk_sends_through_the_servers_is_handled_in_order() {
+async fn events_that_the_official_sdk_sends_are_handled_in_order() {
     const COUNT: usize = 100;
     for (mut bus, name) in [(Bus::nats().await, "nats"), (Bus::kafka(3).await, "kafka")] {
         let server = RedisServer::start(Options::default());

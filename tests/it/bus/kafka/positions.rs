@@ -279,7 +279,7 @@ async fn the_lag_ends_behind_transactions_also_if_they_were_aborted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_copied_is_committed_for_other_tools() {
+async fn copied_offsets_are_committed_for_other_tools() {
     for engine in ENGINES {
         let (broker, mut rig) = filled(engine, 5).await;
         rig.open_all(1).await;

@@ -256,7 +256,7 @@ async fn a_replay_that_is_killed_again_and_again_puts_each_event_once() {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_waits_in_order_until_the_replay_is_continued() {
+async fn events_that_do_not_fit_wait_in_order_until_the_replay_continues() {
     let rig = Rig::new(&[("pipelines.other.enabled", "false"), ("pipelines.work.max_queue", "5")]);
     let instance = rig.instance().await;
     for n in 0..12 {

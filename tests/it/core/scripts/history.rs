@@ -123,7 +123,7 @@ async fn the_stream_of_completed_slices_keeps_its_bytes_and_the_newest() {
 }
 
 #[tokio::test]
-async fn what_is_older_than_keep_goes_and_everything_has_a_ttl() {
+async fn entries_older_than_keep_are_removed_and_every_key_has_a_ttl() {
     let shard = Shard::new();
     shard.record(NOW, &[], &[(bot("old"), failure(10, 1))]).await;
     shard.record(NOW + 2 * HOUR_MS, &[b"x".to_vec()], &[(bot("new"), failure(10, 1))]).await;

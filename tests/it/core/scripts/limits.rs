@@ -86,7 +86,7 @@ fn set(
 }
 
 #[test]
-fn what_is_set_for_a_bot_changes_part_by_part_and_the_number_of_such_bots_is_bounded() {
+fn settings_of_a_bot_change_one_by_one_and_the_number_of_such_bots_is_bounded() {
     let mut shard = Shard::new();
     let stored = |shard: &mut Shard| -> Option<String> {
         let key = shard.keys.weight.clone();
