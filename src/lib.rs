@@ -78,10 +78,10 @@
 //! 1. A bot with a queue that is not empty is in exactly one state: in the control set; in the busy
 //!    set (leased or parked); or paused and not busy. So no bot is forgotten.
 //! 2. A bot has at most one live fence. A stale fence commits nothing.
-//! 3. An event leaves its queue in two ways only: through a fenced completion after its effect, or
-//!    in the same script that adds it to the dead letters or to the delayed events.
-//! 4. Events of one bot are handled in the order of the queue. A retry blocks that bot's queue, and
-//!    no other.
+//! 3. Only three things remove an event from its queue: a fenced completion after its effect, a
+//!    script that moves it to the dead letters or to the delayed events, and a purge by an operator.
+//! 4. Events of one bot are handled in the order of the queue, or in that of each lane. A retry
+//!    blocks that bot's queue or lane, and no other.
 //! 5. The depth of a shard is the sum of its queues' lengths.
 //! 6. What a bot holds is counted with each change: its queued, delayed and dead events.
 //!
