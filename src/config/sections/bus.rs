@@ -11,7 +11,7 @@ pub struct BusConfig {
     pub streams: Vec<String>,
     /// The buses beside Redis: up to 16, each with a unique name.
     pub sources: Vec<SourceConfig>,
-    /// Where HTTP, rules and replay publish: one of [`Self::streams`], or the name of one of
+    /// Where HTTP and rules publish: one of [`Self::streams`], or the name of one of
     /// [`Self::sources`]. `None`: see [`Self::published`].
     pub publish: Option<String>,
     /// The age after which copied entries are trimmed. At most 3,650 days.
@@ -24,7 +24,7 @@ pub struct BusConfig {
 }
 
 impl BusConfig {
-    /// Where HTTP, rules and replay publish: the name of a stream or a source. Without
+    /// Where HTTP and rules publish: the name of a stream or a source. Without
     /// [`Self::publish`]: the first stream, or else the first source.
     #[must_use]
     pub fn published(&self) -> &str {
