@@ -4,8 +4,8 @@
 //!
 //! All mutants are compiled at once, in a copy of the project in `target/mutants`. The variable
 //! `FAIRLANE_MUTANT` chooses one of them. First each test runs alone, without a mutant, and notes which
-//! mutants it reaches. Then each mutant runs the tests that reach it, quick ones first. It is found when
-//! a test fails twice, or does not end.
+//! mutants it reaches. Then each mutant runs the tests that reach it: first those that have found mutants of
+//! the same file, then the quick ones. It is found when a test fails twice, or does not end.
 
 mod accepted;
 mod found;
@@ -14,6 +14,7 @@ mod run;
 mod tree;
 mod values;
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
@@ -46,8 +47,8 @@ struct Args {
     /// Tests against servers whose names begin so. Can be repeated.
     #[arg(long, value_name = "NAME", default_values_t = ["core::".to_owned(), "isolation::".to_owned()])]
     tests: Vec<String>,
-    /// A mutant is given up when its tests against servers have taken so long. These are the quickest of
-    /// those that reach it.
+    /// A mutant is given up when its tests against servers have taken so long. These are the ones that have
+    /// found mutants of its file, and the quickest others that reach it.
     #[arg(long, value_name = "S", default_value = "60", value_parser = clap::value_parser!(u32).range(1..=3_600))]
     seconds: u32,
     /// Leave out the mutants that an earlier run has found, also if it was with other tests.
@@ -156,12 +157,17 @@ fn judge_all(args: &Args) -> Result<usize, Failure> {
     let (begin, done) = (Instant::now(), AtomicUsize::new(0));
     let verdicts = in_parallel(&mutants, |mutant| {
         let tests = by_mutant.get(&mutant.number).map_or(&[][..], Vec::as_slice);
-        let verdict = judge(mutant.number, tests, &programs.units, args.seconds, &copy)?;
+        let mut tests = tests.to_vec();
+        let finders = found.finders(&mutant.file);
+        // The sort is stable: among equal ones, the quick ones stay first.
+        tests.sort_by_key(|known| Reverse(finders.get(&known.test.name)));
+        let verdict = judge(mutant.number, &tests, &programs.units, args.seconds, &copy)?;
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
         let Mutant { file, line, before, after, .. } = mutant;
         println!("{done:>5}/{} {file}:{line} {verdict}", mutants.len());
-        match verdict {
-            Verdict::Found(_) | Verdict::Hung => found.add(mutant)?,
+        match &verdict {
+            Verdict::Found(test) => found.add(mutant, test)?,
+            Verdict::Hung => found.add(mutant, "")?,
             Verdict::Survived | Verdict::Unreached => println!("      - {before}\n      + {after}"),
         }
         Ok(verdict)

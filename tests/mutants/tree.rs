@@ -185,7 +185,7 @@ impl Tree {
                 let kind = &message["target"]["kind"][0];
                 if message["target"]["name"] == "fairlane" && kind == "lib" {
                     units = program.or(units);
-                } else if message["target"]["name"] == "it" {
+                } else if message["target"]["src_path"].as_str().is_some_and(is_it) {
                     it = program.or(it);
                 }
             } else if message["message"]["level"] == "error" {
@@ -222,6 +222,11 @@ impl Tree {
         }
         guilty
     }
+}
+
+/// Another package has tests of this name too.
+fn is_it(source: &str) -> bool {
+    source.ends_with("tests/it/main.rs")
 }
 
 fn is_changed(name: &str) -> bool {
