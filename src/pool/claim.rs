@@ -9,7 +9,7 @@ use redis::{Pipeline, Value};
 use tracing::{info, warn};
 
 use super::board::Ask;
-use super::total::{Reserved, Tokens};
+use super::total::{Reserved, Share};
 use super::{Shared, worker};
 use crate::event::Event;
 use crate::queue::{CLAIM_TTL, FAIR_SLICE_US, Lease, Sent};
@@ -92,24 +92,20 @@ pub(super) async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>, reserved: Reserv
         return;
     }
     shared.occupancy.take(leases.len());
-    reserved.answered(leases.len());
-    let shared_by_feed = Arc::clone(shared);
+    let share = reserved.answered(leases.len(), shared.usual_events());
     // Not awaited: the next claim is sent while the events are read.
-    shared.shutdown.spawn(feed(shared_by_feed, leases));
+    shared.shutdown.spawn(feed(Arc::clone(shared), leases, share));
 }
 
 /// Reads the heads of the queues and starts the workers. One write reads all of them, except those of
 /// bots that hold more than [`SLICE_BYTES`].
-async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
+async fn feed(shared: Arc<Shared>, leases: Vec<Lease>, share: Share) {
     let usual = shared.usual_events();
-    let total = shared.total.as_ref();
-    let (share, stamp) = total.map_or((usual, 0), |total| total.share(leases.len(), usual));
-    let events = |lease: &Lease| shared.slice_events(lease, usual).min(share);
-    let tokens = || Tokens::new(total, share, stamp);
+    let events = |lease: &Lease| shared.slice_events(lease, usual).min(share.events);
     let (large, small): (Vec<_>, Vec<_>) =
         leases.into_iter().partition(|lease| lease.queued_bytes > SLICE_BYTES as u64);
     for lease in large {
-        let (shared, limit, tokens) = (Arc::clone(&shared), events(&lease), tokens());
+        let (shared, limit, tokens) = (Arc::clone(&shared), events(&lease), share.tokens());
         shared.shutdown.clone().spawn(async move {
             let place = Release(Arc::clone(&shared));
             let records = read_large(&shared, &lease, limit).await;
@@ -123,7 +119,7 @@ async fn feed(shared: Arc<Shared>, leases: Vec<Lease>) {
     let mut oldest_us = 0;
     for (lease, records) in read_small(&shared, small, events).await {
         let place = Release(Arc::clone(&shared));
-        tokens().used(records.as_ref().map_or(0, Vec::len));
+        share.tokens().used(records.as_ref().map_or(0, Vec::len));
         let Some(records) = records else { continue };
         oldest_us = oldest_us.max(age_us(shared.now(), &records));
         let shared = Arc::clone(&shared);

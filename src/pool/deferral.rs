@@ -158,6 +158,14 @@ impl Deferral {
         }
     }
 
+    /// Notes entries of other pipelines whose last one is this `late`: the copies are hardly late any more.
+    pub(super) fn passed(&self, late: Duration) {
+        let mut state = self.state();
+        if late < LATE && matches!(*state, State::Deferring { .. }) {
+            self.end(&mut state, State::Working);
+        }
+    }
+
     /// Whether copies should lease although more entries are available.
     pub(super) fn is_sparse(&self) -> bool {
         matches!(*self.state(), State::Sparse { .. })
@@ -247,6 +255,18 @@ mod tests {
 
     fn behind(deferral: &Deferral, late: Duration, bytes: usize) {
         deferral.behind(late, bytes, std::iter::empty(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn entries_of_other_pipelines_end_a_deferral_once_they_are_hardly_late() {
+        let deferral = Deferral::default();
+        deferral.passed(SECOND);
+        assert_eq!(deferral.until(None), None, "none of its own events waits");
+        behind(&deferral, SECOND, 1);
+        deferral.passed(LATE);
+        assert!(deferral.until(None).is_some());
+        deferral.passed(LATE.saturating_sub(Duration::from_millis(1)));
+        assert_eq!(deferral.until(None), None);
     }
 
     #[tokio::test(start_paused = true)]

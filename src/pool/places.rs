@@ -34,8 +34,7 @@ impl fmt::Debug for Places {
 }
 
 impl Places {
-    /// Notes a copy of this number of bytes. `behind`: how late the last entry is, if more are
-    /// available.
+    /// Notes a copy of this number of bytes. `behind`: how late the last entry is, if more are available.
     /// `bots`: of each event.
     pub(crate) fn copied<'a>(
         &self,
@@ -50,7 +49,7 @@ impl Places {
         };
         match behind {
             Some(late) if bytes > 0 => self.0.deferral.behind(late, bytes, bots, brief),
-            Some(_) => {}
+            Some(late) => self.0.deferral.passed(late),
             None => self.0.deferral.caught_up(),
         }
     }

@@ -265,19 +265,19 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_task_that_waits_for_due_completions_is_woken_by_new_ones() {
         let shelf = Arc::new(shelf(&[]));
-        let hears = |wait| tokio::time::timeout(wait, shelf.due());
+        let due = |wait| tokio::time::timeout(wait, shelf.due());
         let put = async {
             tokio::time::sleep(WAIT).await;
             shelf.put(Item::of(&bot("a"))).unwrap();
         };
-        let (heard, ()) = tokio::join!(hears(WAIT * 3), put);
+        let (heard, ()) = tokio::join!(due(WAIT * 3), put);
         heard.unwrap();
         let items = shelf.take();
         let give_back = async {
             tokio::time::sleep(WAIT).await;
             shelf.give_back(items);
         };
-        let (heard, ()) = tokio::join!(hears(WAIT + RIDE), give_back);
+        let (heard, ()) = tokio::join!(due(WAIT + RIDE), give_back);
         heard.expect("they are due without a further wait");
     }
 

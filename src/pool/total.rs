@@ -8,7 +8,8 @@
 //!   When a renewal is not confirmed in time, every handler is cancelled. So a process that was frozen
 //!   and one that took its slices never exceed the limit together.
 //! - *Tokens.* The process takes those of about [`BATCH`], uses them at once, and returns the rest.
-//!   Each lease needs one, and its slice has as many events as it gets tokens.
+//!   Each lease needs one, and its slice has as many events as it gets tokens. While Redis is slow, it
+//!   takes more at once, and they may be older, see [`Shared::late`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,10 +27,15 @@ use crate::telemetry::Outage;
 const TTL: Duration = Duration::from_secs(3);
 /// The process stops using them this long before they end.
 const MARGIN: Duration = Duration::from_millis(300);
-/// A process takes the tokens of about this time at once.
+/// A process takes the tokens of about this time at once, and of the calls until it asks again: it asks,
+/// claims, and only then asks for more.
 const BATCH: Duration = Duration::from_millis(50);
-/// Tokens that are older are not used any more: a late event could exceed the rate.
-pub(super) const LATE: Duration = Duration::from_millis(250);
+const CALLS_OF_BATCH: u32 = 2;
+/// Tokens are not used this long after the calls that brought them and their events: late events could
+/// exceed the rate.
+const LATE: Duration = Duration::from_millis(250);
+/// Number of these calls: the grant or the claim, the read, and the confirmation of the lease.
+const CALLS: u32 = 4;
 /// A process that gets nothing asks again after this time at the latest.
 const AGAIN: Duration = Duration::from_secs(1);
 /// A process that got no token does not ask again earlier.
@@ -55,9 +61,9 @@ struct State {
     until: Instant,
     /// Number of leases that claims without an answer may return.
     asked: usize,
-    /// Tokens that are left, when they were asked for, and the stamp of their grant.
+    /// Tokens that are left, when they arrived, and the stamp of their grant.
     tokens: usize,
-    taken_at: Instant,
+    arrived_at: Instant,
     stamp: u64,
     /// It asks no earlier.
     again: Instant,
@@ -68,6 +74,8 @@ struct State {
 struct Wish {
     /// Number of slices, of at most this number over all processes.
     slices: Option<(usize, usize)>,
+    /// Number of slices in use, also by claims without an answer.
+    used: usize,
     /// Number of tokens of the bucket.
     tokens: Option<(usize, Bucket)>,
     /// The unused tokens of the grant with this stamp, which it returns.
@@ -76,7 +84,7 @@ struct Wish {
 
 impl State {
     fn new(now: Instant) -> Self {
-        Self { slices: 0, until: now, asked: 0, tokens: 0, taken_at: now, stamp: 0, again: now }
+        Self { slices: 0, until: now, asked: 0, tokens: 0, arrived_at: now, stamp: 0, again: now }
     }
 
     /// Takes what may be claimed at most, and at most `room` leases. `held`: the number of leases that
@@ -88,44 +96,65 @@ impl State {
             left = left.min(slices.saturating_sub(held + self.asked));
         }
         if limits.rate.is_some() {
-            let fresh = now.duration_since(self.taken_at) < BATCH;
-            left = left.min(if fresh { self.tokens } else { 0 });
+            left = left.min(if self.is_fresh(now) { self.tokens } else { 0 });
             self.tokens -= left;
         }
         self.asked += left;
         Asked { leases: left, stamp: self.stamp }
     }
 
-    /// What to ask for, for `more` leases with up to `usual` events each. Until the answer, the process
-    /// has only what is certain.
-    fn wish(&mut self, limits: Totals, held: usize, more: usize, usual: usize) -> Wish {
+    fn is_fresh(&self, now: Instant) -> bool {
+        now.duration_since(self.arrived_at) < BATCH
+    }
+
+    /// What to ask for, for `more` leases with up to `usual` events each, and at most the tokens of
+    /// `batch`. Until the answer, the process has only what is certain.
+    fn wish(
+        &mut self,
+        limits: Totals,
+        held: usize,
+        more: usize,
+        usual: usize,
+        batch: Duration,
+    ) -> Wish {
         let used = held + self.asked;
         let slices = limits.concurrency.map(|max| ((used + more).min(max), max));
         self.slices = self.slices.min(slices.map_or(0, |(wanted, _)| wanted));
         let tokens = limits.rate.map(|bucket| {
-            let batch = BATCH.as_secs_f64() * 1e6 / bucket.interval_us;
+            let batch = batch.as_secs_f64() * 1e6 / bucket.interval_us;
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small")]
             let batch = (batch as usize).max(1);
             let events = more.saturating_mul(usual);
             (if more == 0 { 0 } else { events.min(batch) }, bucket)
         });
         let unused = (std::mem::take(&mut self.tokens), self.stamp);
-        Wish { slices, tokens, unused }
+        Wish { slices, used, tokens, unused }
     }
 
-    /// Notes the answer to a wish, and when it was sent and answered.
+    /// Notes the answer to a wish, and when it was sent and answered. `late`: it took so long only because
+    /// the process was frozen.
     fn granted(
         &mut self,
         limits: Totals,
         wish: &Wish,
         Budgeted { slices, tokens, wait_ms, stamp }: Budgeted,
         (sent, now): (Instant, Instant),
+        late: Duration,
     ) {
         if let Some((wanted, _)) = wish.slices {
             self.slices = slices.min(wanted);
-            self.until = sent + TTL - MARGIN;
+            // Other processes took slices that are in use here, while this one was frozen: these must
+            // end when they would have ended without the renewal.
+            if slices >= wish.used {
+                self.until = sent + TTL - MARGIN;
+            }
         }
-        (self.tokens, self.taken_at, self.stamp) = (tokens, sent, stamp);
+        self.tokens = tokens;
+        // Without tokens and with the stamp of an earlier grant, what comes back from it is as old as before.
+        if tokens > 0 || stamp != self.stamp {
+            let is_late = now.duration_since(sent) > late;
+            (self.arrived_at, self.stamp) = (if is_late { sent } else { now }, stamp);
+        }
         self.again = match limits.rate {
             Some(_) if tokens == 0 => now + Duration::from_millis(wait_ms).max(PAUSE),
             _ => now,
@@ -140,7 +169,7 @@ impl State {
     fn share(&mut self, leases: usize, usual: usize) -> (usize, u64) {
         let more = (self.tokens / leases.max(1)).min(usual.saturating_sub(1));
         self.tokens -= more * leases;
-        (1 + more, self.stamp)
+        (more, self.stamp)
     }
 
     fn put_back(&mut self, limits: Totals, tokens: usize, stamp: u64) {
@@ -184,9 +213,11 @@ impl Total {
         }
         self.ask(shared, room).await;
         let asked = self.take(shared, room);
-        let mut state = self.state();
-        if asked.leases == 0 && state.again <= Instant::now() {
-            state.again = Instant::now() + AGAIN;
+        let (mut state, now) = (self.state(), Instant::now());
+        if asked.leases == 0 && state.again <= now {
+            // The next call returns tokens that came too late, and may get others.
+            let is_late = state.tokens > 0 && !state.is_fresh(now);
+            state.again = now + if is_late { PAUSE } else { AGAIN };
         }
         asked
     }
@@ -229,9 +260,10 @@ impl Total {
         let wish = {
             let mut state = self.state();
             let held = shared.occupancy.held();
-            state.wish(self.limits, held, more, shared.usual_events())
+            let batch = BATCH + shared.queue.link().pressure().present() * CALLS_OF_BATCH;
+            state.wish(self.limits, held, more, shared.usual_events(), batch)
         };
-        let Wish { slices, tokens, unused } = wish;
+        let Wish { slices, tokens, unused, .. } = wish;
         let budget = Budget {
             keys: &shared.queue.shards()[0],
             process: &self.process,
@@ -243,7 +275,8 @@ impl Total {
         match shared.queue.link().call(&budget).await {
             Ok(granted) => {
                 ASKS.succeeded();
-                self.state().granted(self.limits, &wish, granted, (sent, Instant::now()));
+                let (calls, late) = ((sent, Instant::now()), shared.late());
+                self.state().granted(self.limits, &wish, granted, calls, late);
             }
             Err(error) => {
                 if let Some(suppressed) = ASKS.failed() {
@@ -260,13 +293,15 @@ impl Total {
         self.state().answered(self.limits, asked, leases);
     }
 
-    /// The tokens of each of `leases` slices that have up to `usual` events, and their stamp. One of
-    /// each is reserved already.
-    pub(super) fn share(&self, leases: usize, usual: usize) -> (usize, u64) {
+    /// The tokens of each of `leases` slices that have up to `usual` events, beside the one that `asked`
+    /// reserved for each.
+    pub(super) fn share(self: &Arc<Self>, asked: Asked, leases: usize, usual: usize) -> Share {
         if self.limits.rate.is_none() {
-            return (usual, 0);
+            return Share::unlimited(usual);
         }
-        self.state().share(leases, usual)
+        let (more, stamp) = self.state().share(leases, usual);
+        let total = Some(Arc::clone(self));
+        Share { total, events: 1 + more, reserved: asked.stamp, more: stamp }
     }
 
     /// Takes back tokens that were not used.
@@ -308,32 +343,59 @@ impl Total {
     }
 }
 
+/// How many events each slice of a claim may have, and the tokens for them.
+#[derive(Debug, Clone)]
+pub(super) struct Share {
+    /// `None`: nothing limits events.
+    total: Option<Arc<Total>>,
+    /// Maximum number of events of a slice.
+    pub(super) events: usize,
+    /// The stamps of the grants of the reserved token, and of the others.
+    reserved: u64,
+    more: u64,
+}
+
+impl Share {
+    /// Without limits.
+    pub(super) fn unlimited(events: usize) -> Self {
+        Self { total: None, events, reserved: 0, more: 0 }
+    }
+
+    /// Those of one slice.
+    pub(super) fn tokens(&self) -> Tokens {
+        Tokens { share: self.clone(), used: 0 }
+    }
+}
+
 /// The tokens of one slice. Those that it does not use go back, also if its read is cancelled.
 #[derive(Debug)]
 pub(super) struct Tokens {
-    /// `None`: nothing limits events.
-    total: Option<Arc<Total>>,
-    unused: usize,
-    stamp: u64,
+    share: Share,
+    used: usize,
 }
 
 impl Tokens {
-    /// Those of a slice that got this [`Total::share`].
-    pub(super) fn new(total: Option<&Arc<Total>>, share: usize, stamp: u64) -> Self {
-        Self { total: total.cloned(), unused: share, stamp }
-    }
-
     /// The slice has this number of events.
     pub(super) fn used(mut self, events: usize) {
-        self.unused = self.unused.saturating_sub(events);
+        self.used = events;
     }
 }
 
 impl Drop for Tokens {
     fn drop(&mut self) {
-        if let Some(total) = &self.total {
-            total.put_back(self.unused, self.stamp);
+        let Share { total: Some(total), events, reserved, more } = &self.share else { return };
+        if self.used == 0 {
+            total.put_back(1, *reserved);
         }
+        total.put_back(events.saturating_sub(self.used.max(1)), *more);
+    }
+}
+
+impl Shared {
+    /// After this time, tokens are not used any more: the process was frozen. Slow calls are no reason,
+    /// or a pipeline with a rate would handle nothing while Redis is slow.
+    pub(super) fn late(&self) -> Duration {
+        LATE + self.queue.link().pressure().present() * CALLS
     }
 }
 
@@ -366,11 +428,11 @@ impl Reserved {
         Self(self.0.as_ref().map(part))
     }
 
-    /// The claims returned this number of leases.
-    pub(super) fn answered(mut self, leases: usize) {
-        if let Some((total, asked)) = self.0.take() {
-            total.answered(asked, leases);
-        }
+    /// The claims returned this number of leases. Returns what each of them may have, see [`Total::share`].
+    pub(super) fn answered(mut self, leases: usize, usual: usize) -> Share {
+        let Some((total, asked)) = self.0.take() else { return Share::unlimited(usual) };
+        total.answered(asked, leases);
+        total.share(asked, leases, usual)
     }
 }
 

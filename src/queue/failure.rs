@@ -284,6 +284,7 @@ mod tests {
         assert_eq!(Streak::read(&streak.written()), Some(streak));
         assert_eq!((Streak::read("1"), Streak::read("1 x")), (None, None));
     }
+
     #[test]
     fn the_bots_that_fail_for_longest_come_first_and_the_reason_is_the_last_one() {
         let failure = |name: &str, since_ms, time_ms| {

@@ -137,9 +137,9 @@ fn judge_all(args: &Args) -> Result<usize, Failure> {
         .mutants
         .iter()
         .filter(chosen)
-        .filter(|mutant| !args.left || !found.has(mutant))
         .skip(first - 1)
         .step_by(step)
+        .filter(|mutant| !args.left || !found.has(mutant))
         .collect();
     if args.list {
         for Mutant { number, file, line, before, after } in &mutants {
@@ -225,7 +225,7 @@ fn judge(
     // In rounds: the quickest ones find most mutants.
     let mut round: Vec<&Known> = Vec::new();
     for test in it {
-        let Some(rest) = left.checked_sub(test.takes) else { break };
+        let Some(rest) = left.checked_sub(test.takes) else { continue };
         left = rest;
         round.push(test);
         if round.len() == 8 {

@@ -6,7 +6,6 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::super::settle::Fitness;
-use super::super::total::LATE;
 use super::{Ended, Worker};
 use crate::handler::Slice;
 use crate::queue::Lease;
@@ -31,7 +30,7 @@ impl Worker {
     pub(super) async fn take_tokens(&mut self, slice: &mut Slice) -> Result<(), Ended> {
         let shared = std::sync::Arc::clone(&self.shared);
         if shared.total.as_ref().is_some_and(|total| total.has_rate())
-            && self.claimed_at.elapsed() > LATE
+            && self.claimed_at.elapsed() > shared.late()
         {
             // The process was frozen: events that it hands out now would count for another time.
             return Err(Ended::NotHandled);
@@ -48,7 +47,7 @@ impl Worker {
                 if granted == 0 {
                     return Err(Ended::Throttled(wait));
                 }
-                if sent.elapsed() > LATE {
+                if sent.elapsed() > shared.late() {
                     return Err(Ended::NotHandled);
                 }
                 shared.metrics.tokens.increment(granted as u64);

@@ -17,6 +17,7 @@ use crate::support::config::{STREAM, config};
 use crate::support::fleet::Fleet;
 use crate::support::history::Record;
 use crate::support::instance::Instance;
+use crate::support::proxy::distance::Distance;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::wait::eventually;
@@ -254,6 +255,27 @@ async fn rate_of_all_bots() -> f64 {
     first.stop().await;
     second.stop().await;
     mean
+}
+
+/// Tokens travel for several calls, and the process recognises by their age that it was frozen.
+#[tokio::test]
+async fn pipelines_with_a_rate_handle_events_although_redis_is_slow() {
+    const EVENTS: u32 = 60;
+    for (setting, delay_ms) in [("total_rate", 30), ("total_rate", 150), ("rate", 150)] {
+        let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+        let distance = Distance::start(server.tcp_addr()).await;
+        let log = Log::default();
+        let (url, key) = (format!("{:?}", distance.url()), format!("pipelines.slow.{setting}"));
+        let settings = [(&*key, "\"20/s\""), ("redis.url", &*url)];
+        let instance = Instance::start(&config(&server, "slow", &settings), log.content()).await;
+        distance.set(Duration::from_millis(delay_ms));
+        let events: Vec<String> =
+            (0..EVENTS).map(|id| event(&format!("bot-{}", id % 10), "test", id)).collect();
+        add(&server, STREAM, &events).await;
+        let what = format!("{setting}, {delay_ms} ms each way");
+        eventually(LONG, &what, async || log.len() >= events.len()).await;
+        instance.stop().await;
+    }
 }
 
 #[tokio::test]

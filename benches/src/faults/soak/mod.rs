@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fairlane_testkit::process;
+use futures_util::FutureExt as _;
 use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
@@ -206,7 +207,8 @@ async fn run_in(
         soak.night(loads, watch).await?;
         soak.judge_day(directory).await?;
         soak.draw(started)?;
-        if end == End::Signal {
+        // The signal may also have come in the night.
+        if end == End::Signal || soak.terminate.recv().now_or_never().is_some() {
             break;
         }
     }
