@@ -144,7 +144,7 @@ impl Breaker {
 
     fn answers(&self) {
         if self.state().take().is_some() {
-            info!(store = self.store, "the store answers readers again");
+            info!(store = self.store, "the store answers a probe; its circuit breaker closes");
         }
     }
 
@@ -157,7 +157,7 @@ impl Breaker {
         if is_news {
             let within = humantime::format_duration(within);
             warn!(store = self.store, %within,
-                "the store did not answer a reader in time; readers skip it until it answers a probe");
+                "the store does not answer reads; its circuit breaker opens, and only probes reach the store until one succeeds");
         }
     }
 

@@ -163,7 +163,7 @@ impl Start {
                 // Otherwise an outage of one bus would keep all else from being served.
                 Err(error) if !matches!(error, BusError::Redis(_)) && began.elapsed() > BUS => {
                     warn!(bus = bus.name(), %error,
-                        "this process starts without the bus; pipelines that are new to it start at its end once it answers");
+                        "this process starts without this bus, which does not answer; a pipeline that is new to the bus starts when the bus answers, and with start = \"new\" it misses the events published until then");
                     continue;
                 }
                 logs => logs.map_err(unknown)?,

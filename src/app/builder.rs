@@ -228,7 +228,7 @@ impl Builder {
             let secrets = self.config.callbacks.secrets.clone();
             if secrets.is_empty() {
                 warn!(pipeline = %name, %url,
-                    "pushes are not signed, so the receiver cannot know who calls; set callbacks.secrets");
+                    "pushes are not signed, so the receiver cannot verify that Fairlane sends them; set callbacks.secrets");
             }
             let handler = PushHandler::new(outbound.clone(), url, secrets, config.handler_timeout);
             return Ok(Arc::new(Handled(Arc::new(handler))));

@@ -119,7 +119,7 @@ where
                             return Err(error);
                         }
                         // The current one works on.
-                        Ok((_, Err(error))) => error!(%error, "another instance has failed"),
+                        Ok((_, Err(error))) => error!(%error, "an instance of this process with an earlier or a refused configuration failed; the current instance continues"),
                         Ok((_, Ok(()))) | Err(_) => {}
                     }
                     if self.running.is_empty() {

@@ -66,19 +66,19 @@ pub enum CliError {
     #[error("{0}; correct bus.sources, or start that server")]
     Bus(String),
     /// Positions moved while they were changed.
-    #[error("the positions of pipeline {pipeline} moved meanwhile; try again")]
+    #[error("the positions of pipeline {pipeline} moved meanwhile; retry")]
     Moving {
         /// The pipeline.
         pipeline: PipelineName,
     },
     /// An event was not found.
-    #[error("the event was not found")]
+    #[error("Fairlane knows nothing of this event; name its bot to search its queues too")]
     NoEvent,
     /// The notification does not exist.
     #[error("there is no such notification; it is kept for 7 days after its end")]
     NoNotification,
     /// The notification cannot be changed any more.
-    #[error("it is {0}; only a scheduled or waiting notification can be changed")]
+    #[error("the notification is {0}; only a scheduled or waiting one can be changed")]
     NotificationOver(crate::notifications::record::State),
     /// The settings of single bots are bounded.
     #[error(

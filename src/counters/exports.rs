@@ -20,7 +20,7 @@ const STALLED: Duration = Duration::from_secs(30);
 
 /// Another export has taken the turn.
 #[derive(Debug, thiserror::Error)]
-#[error("another export needed its place")]
+#[error("another export took over the place of this one; start the export again")]
 pub(crate) struct Overtaken;
 
 /// Grants turns to exports.

@@ -132,8 +132,8 @@ impl Starts {
             let mut values = link.run_checked("HSETNX", &pipe).await?;
             let fixed = offset(link, values.pop().unwrap_or(Value::Nil))?.unwrap_or(start);
             if matches!(values.first(), Some(Value::Int(1))) && fixed > Offset::default() {
-                info!(%pipeline, stream, end = %fixed,
-                    "new pipeline: starting at the end of the stream; set start = \"earliest\" to include existing events");
+                info!(%pipeline, stream, start = %fixed,
+                    "a new pipeline starts at this offset of the stream; to include earlier events, add another one with start = \"earliest\"");
             }
             fixed
         };

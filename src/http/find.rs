@@ -106,7 +106,7 @@ pub(super) async fn search(api: &Api, caller: &Caller, wanted: &Wanted) -> Resul
     }
     // A search reads much: one at a time, by turns over tokens.
     let Some(_turn) = api.searches.take_soon(caller.name()).await else {
-        let detail = "other searches with this token wait already; try again when they have ended";
+        let detail = "nothing was done: other searches with this token already wait; retry later";
         return Err(Problem::new(Kind::Quota, detail).retry_after(1));
     };
     let mut pipelines = Vec::new();

@@ -368,7 +368,11 @@ impl From<MongoError> for Problem {
             if let Some(suppressed) = AWAY.take() {
                 warn!(%error, suppressed, "an HTTP request failed: MongoDB is unavailable");
             }
-            let detail = "nothing was done: MongoDB is unavailable; retry later";
+            let detail = if error.may_have_run() {
+                "MongoDB did not confirm this, so it may have been done; check the result, or retry"
+            } else {
+                "nothing was done: MongoDB is unavailable; retry later"
+            };
             return Self::new(Kind::MongoAway, detail).retry_after(AWAY_SECONDS);
         }
         if let Some(suppressed) = REFUSED.take() {

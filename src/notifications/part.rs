@@ -26,7 +26,7 @@ impl NotificationPart {
             // Not a warning, because many deployments send no notifications. `fairlane check`
             // reports missing secrets.
             info!(
-                "notifications are not signed, so the receivers cannot know who calls; set callbacks.secrets"
+                "notifications are not signed, so receivers cannot verify that Fairlane sends them; set callbacks.secrets"
             );
         }
         let config = &opening.config.notifications;

@@ -128,8 +128,8 @@ pub enum OutboundError {
         /// The maximum.
         max: usize,
     },
-    /// The bot looks up as many names as it may now. Nothing was sent.
-    #[error("this process looks up as many names as it may, or this bot does")]
+    /// The process or the bot has the maximum of concurrent name look-ups. Nothing was sent.
+    #[error("this process or this bot has the maximum of concurrent name look-ups")]
     Lookups {
         /// When to try again.
         after: Duration,
@@ -309,7 +309,7 @@ fn client(
     builder().build().or_else(|error| {
         // A machine without CA certificates can still call http:// URLs.
         let client = builder().tls_certs_only([]).build()?;
-        tracing::warn!(error = %Root(&error), "https:// URLs cannot be called from this machine");
+        tracing::warn!(error = %Root(&error), "this process cannot call https:// URLs, because the machine has no usable CA certificates; install them (package ca-certificates) and restart");
         Ok(client)
     })
 }

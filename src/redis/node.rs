@@ -408,7 +408,7 @@ impl Setup {
             info!(
                 redis = self.name(),
                 leases = revoked,
-                "Redis is another run than before: its leases were revoked"
+                "Redis restarted or failed over: Fairlane revoked the leases of the earlier run, and handles their slices again"
             );
         }
         Ok(())

@@ -210,7 +210,8 @@ impl Trail {
         if let Err(error) = note(&self.link, ring, action).await {
             metrics::audit_lost(1);
             let Action { who, action, .. } = action;
-            warn!(who, action, %error, "the audit trail may lack an action; the log has it");
+            warn!(token = who, action, %error,
+                "the audit trail may lack an action; the log has it as \"an operator acted\"");
         }
     }
 

@@ -115,7 +115,7 @@ impl AdmissionGate {
         whose.note(self.admission.counts(), Reason::Bus);
         let sender = named.map_or("this token".to_owned(), |bot| format!("bot {bot:?}"));
         let detail = format!(
-            "nothing was stored: {uncopied} events of {sender} are on the bus and not copied yet, and others must not wait behind more of them; send again, with fewer concurrent requests"
+            "nothing was stored: {uncopied} events of {sender} are on the bus and not copied yet, the maximum while other senders wait; retry with fewer concurrent requests"
         );
         let reason = HeaderValue::from_static(Reason::Bus.as_str());
         Problem::new(Kind::Quota, detail).header(SHED_REASON, reason).retry_after(jitter(2))

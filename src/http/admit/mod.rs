@@ -332,7 +332,7 @@ pub(super) async fn admit(
     gate.admission.refused(class, Reason::Deadline);
     route.shed(class, Reason::Deadline).increment(1);
     seen.note(gate.admission.counts(), Reason::Deadline);
-    let detail = "the deadline passed while this was done (x-deadline-ms, or else admission.p1_deadline, p2_deadline, p3_deadline); how far it came is not known";
+    let detail = "the deadline passed while the request ran, so it may have been done; check the result, or retry with a longer deadline (x-deadline-ms; default: admission.p1_deadline to p3_deadline)";
     let reason = HeaderValue::from_static(Reason::Deadline.as_str());
     let cut = Problem::new(Kind::Deadline, detail).header(SHED_REASON, reason);
     route.answered(seen.watch.as_ref(), cut.into())

@@ -132,21 +132,25 @@ fn status(reason: Reason) -> StatusCode {
 /// The document of a refusal.
 pub(super) fn refusal(reason: Reason) -> Bytes {
     let (kind, detail) = match reason {
-        Reason::Capacity | Reason::Wait | Reason::Displaced => {
-            (Kind::Overloaded, "nothing was done: more requests come than can be answered in time")
-        }
+        Reason::Capacity | Reason::Wait | Reason::Displaced => (
+            Kind::Overloaded,
+            "nothing was done: the server is overloaded; retry later, or call another process",
+        ),
         Reason::Share => (
             Kind::Quota,
-            "nothing was done: there is not room for all, and this caller asks for much more than the others",
+            "nothing was done: the server is overloaded, and this caller sends more than its fair share; send fewer concurrent requests",
         ),
-        Reason::Quota => (Kind::Quota, "nothing was done: the quota is used up"),
-        Reason::Deadline => {
-            (Kind::Deadline, "nothing was done: less time is left than it takes (x-deadline-ms)")
-        }
+        Reason::Quota => (Kind::Quota, "nothing was done: the quota is used up; retry later"),
+        Reason::Deadline => (
+            Kind::Deadline,
+            "nothing was done: the request usually takes longer than x-deadline-ms allows; send a longer deadline",
+        ),
         Reason::Bus => {
             (Kind::Quota, "nothing was stored: too many events of this sender are not copied yet")
         }
-        Reason::Critical => (Kind::Overloaded, "nothing was done: too many of these at once"),
+        Reason::Critical => {
+            (Kind::Overloaded, "nothing was done: too many p0 requests are in flight; retry later")
+        }
         Reason::Switch => {
             (Kind::Overloaded, "nothing was done: an operator switched off requests of this class")
         }

@@ -28,7 +28,7 @@ impl Access {
         }
         let elsewhere = text(headers, &FETCH_SITE).is_some_and(|site| site == "cross-site");
         if !is_allowed && (elsewhere || is_foreign(host, headers)) {
-            let detail = "a page of another site sent this, which only auth.tokens make safe";
+            let detail = "nothing was done: a page of another site sent the request, and this server has no auth.tokens; set up auth.tokens";
             return Err(Problem::new(Kind::CrossSite, detail));
         }
         Ok(())

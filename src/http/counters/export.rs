@@ -69,8 +69,8 @@ pub(super) async fn export(
     let counters = api.counters_of(&bot, &caller)?;
     let max = if caller.covers_all() { exports::ALL } else { exports::OF_ONE };
     let Some(turn) = counters.begin_export(caller.name(), max, &bot) else {
-        let detail = "this process already exports for this bot, or as much as it can for this token or \
-                      for all; retry later, or use another process";
+        let detail = "nothing was done: this process already runs an export of this bot, or the maximum \
+                      of exports of this token or of all tokens; retry later, or use another process";
         return Err(Problem::new(Kind::Busy, detail).retry_after(BUSY_SECONDS));
     };
     let views = counters.export(&bot, day).await?;

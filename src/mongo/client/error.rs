@@ -206,6 +206,17 @@ impl MongoError {
         )
     }
 
+    /// Whether the command may have run although it failed.
+    pub(crate) fn may_have_run(&self) -> bool {
+        matches!(
+            self,
+            Self::Broken { .. }
+                | Self::Silent { .. }
+                | Self::Interrupted { .. }
+                | Self::Majority { .. }
+        )
+    }
+
     /// Whether it was a timeout: a smaller command may succeed.
     pub(crate) fn is_timeout(&self) -> bool {
         match self {

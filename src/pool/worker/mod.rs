@@ -192,7 +192,7 @@ impl Worker {
             // may have included other events.
             if slice.is_empty() && attempts.counted() >= settings.max_attempts.max(2) {
                 let reason = format!(
-                    "{} consumers vanished and {} handlers failed while it was handled",
+                    "{} workers vanished and {} attempts failed while they handled the event",
                     attempts.lost, attempts.failed
                 );
                 self.unfit.push((slice.len(), event));

@@ -121,7 +121,7 @@ async fn an_event_that_kills_its_process_is_given_up_after_so_many_processes() {
     }
     let found = letters(&queue, 0).await;
     assert_eq!((found.len(), found[0].attempts), (1, 2), "{found:?}");
-    assert!(found[0].reason.starts_with("2 consumers vanished"), "{found:?}");
+    assert!(found[0].reason.starts_with("2 workers vanished"), "{found:?}");
     assert_eq!(found[0].event.as_ref().unwrap().id(), "5");
     // The bot continues, and the event itself is handled once its cause is mended.
     eventually(LONG, "all others are done", async || fleet.settled() == 39).await;

@@ -57,7 +57,8 @@ async fn names_that_do_not_resolve_delay_no_other_bot() {
     for id in hostile {
         waiting.push(kept(&instance, id).await);
     }
-    let postponed = waiting.iter().find(|kept| kept.reason.contains("looks up as many names"));
+    let postponed =
+        waiting.iter().find(|kept| kept.reason.contains("the maximum of concurrent name look-ups"));
     let postponed = postponed.unwrap_or_else(|| panic!("{:?}", waiting[299]));
     assert_eq!((postponed.attempts, postponed.ended_ms), (0, None));
 }
