@@ -198,7 +198,7 @@ async fn entries_that_were_deleted_are_not_unread_and_those_that_wait_are_counte
 
 #[tokio::test]
 async fn a_frozen_private_redis_holds_the_status_up_for_seconds_only() {
-    let process = Served::start(
+    let mut process = Served::start(
         "data_dir = \"data\"\nhttp.listen = \"127.0.0.1:0\"\nmetrics.listen = \"127.0.0.1:0\"\n\
          [pipelines.one]\nhandler = \"log\"\nevents = [\"*\"]\n",
     )
@@ -220,6 +220,9 @@ async fn a_frozen_private_redis_holds_the_status_up_for_seconds_only() {
     let said: Value = serde_json::from_str(&status.out).unwrap();
     assert_eq!(said["problems"][0]["code"], "redis-unavailable", "{said}");
     assert!(status.err.contains("the private Redis under"), "{status:?}");
+    // A killed process would leave its Redis behind.
+    process.sigterm();
+    process.wait_exit(LONG).expect("it stops");
 }
 
 #[tokio::test]
