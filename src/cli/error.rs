@@ -72,7 +72,9 @@ pub enum CliError {
         pipeline: PipelineName,
     },
     /// An event was not found.
-    #[error("Fairlane knows nothing of this event; name its bot to search its queues too")]
+    #[error(
+        "Fairlane knows nothing of this event; check its id, or add --bot BOT to search the queues of that bot"
+    )]
     NoEvent,
     /// The notification does not exist.
     #[error("there is no such notification; it is kept for 7 days after its end")]

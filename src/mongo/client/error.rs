@@ -195,15 +195,7 @@ impl MongoError {
     /// Whether the error is temporary, so that a later retry can help.
     #[must_use]
     pub fn is_passing(&self) -> bool {
-        matches!(
-            self,
-            Self::Lookup { .. }
-                | Self::Away { .. }
-                | Self::Broken { .. }
-                | Self::Silent { .. }
-                | Self::Interrupted { .. }
-                | Self::Majority { .. }
-        )
+        matches!(self, Self::Lookup { .. } | Self::Away { .. }) || self.may_have_run()
     }
 
     /// Whether the command may have run although it failed.
