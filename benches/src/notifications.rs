@@ -17,6 +17,7 @@ use fairlane::notifications::Notifications;
 use fairlane::notifications::record::{NO_KIND, NewNotification, When};
 use fairlane::outbound::sign::Secret;
 use fairlane::sandbox::{Rig, drained, quantile_ms, waits};
+use fairlane_testkit::redis::free_address;
 use futures_util::StreamExt as _;
 use futures_util::future::try_join_all;
 use futures_util::stream;
@@ -348,7 +349,7 @@ impl Accepting {
         hanging: &[Hanging],
         watch: &mut impl FnMut(&'static str, u64),
     ) -> Result<(), BenchError> {
-        let free = TcpListener::bind(("127.0.0.1", 0)).await?.local_addr()?;
+        let free = free_address();
         let of_dead = (0..dead).map(|_| free);
         let of_hanging = (0..FOR_HANGING).flat_map(|_| hanging.iter().map(|host| host.address));
         let now = When::After(Duration::ZERO);

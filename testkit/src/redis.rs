@@ -332,6 +332,11 @@ pub fn free_port() -> u16 {
     }
 }
 
+/// A free port of this machine, see [`free_port`].
+pub fn free_address() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, free_port()).into()
+}
+
 /// Connects with long timeouts: those of the client are 1 s to connect and 500 ms for an answer.
 pub async fn connect(client: &redis::Client) -> MultiplexedConnection {
     let long = Some(Duration::from_secs(60));

@@ -1,10 +1,11 @@
 //! The server of a bus: a private one, or one that the user names.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use fairlane_testkit::redis::free_address;
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
@@ -36,7 +37,7 @@ impl Server {
     }
 
     async fn start(bus: Bus, directory: &Path) -> Result<Self, BenchError> {
-        let address = free_address()?;
+        let address = free_address();
         let data = directory.join(bus.as_str());
         std::fs::create_dir_all(&data)?;
         let (variable, default) = match bus {
@@ -109,8 +110,4 @@ fn nats_configuration(address: SocketAddr, data: &Path) -> String {
         "host: \"127.0.0.1\"\nport: {port}\nserver_name: bench\n\
          jetstream {{ store_dir: \"{store}\" }}\n"
     )
-}
-
-fn free_address() -> std::io::Result<SocketAddr> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }

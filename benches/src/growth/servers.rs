@@ -1,12 +1,12 @@
 //! The Redis servers of a row: the private one, or a cluster of primaries in its directory.
 
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
 use fairlane::config::RedisUrl;
 use fairlane::sandbox::{Rig, STREAM};
+use fairlane_testkit::redis::free_port;
 use redis::{Client, Connection};
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
@@ -47,7 +47,7 @@ impl Servers {
         }
         let (mut nodes, mut clients, mut ports) = (Vec::new(), Vec::new(), Vec::new());
         for number in 0..primaries {
-            let (port, peers) = (free_port()?, free_port()?);
+            let (port, peers) = (free_port(), free_port());
             nodes.push(node(&rig.directory().join(format!("node-{number}")), port, peers)?);
             clients.push(Client::open(format!("redis://127.0.0.1:{port}"))?);
             ports.push((port, peers));
@@ -98,11 +98,6 @@ impl Servers {
 /// The first slot of a primary.
 fn begin(place: usize, primaries: usize) -> usize {
     (place * SLOTS).div_ceil(primaries)
-}
-
-fn free_port() -> Result<u16, BenchError> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    Ok(listener.local_addr()?.port())
 }
 
 /// A server with the settings of the private one.

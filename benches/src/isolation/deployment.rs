@@ -3,12 +3,13 @@
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use fairlane::sandbox::Rig;
+use fairlane_testkit::redis::free_address;
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -51,7 +52,7 @@ impl<'a> Deployment<'a> {
         name_server: SocketAddr,
     ) -> Result<Self, BenchError> {
         let receiver = Receiver::start().await?;
-        let (http, metrics) = (free()?, free()?);
+        let (http, metrics) = (free_address(), free_address());
         let text = config(
             rig,
             database,
@@ -148,10 +149,6 @@ pub(crate) async fn until(is_so: impl AsyncFn() -> bool) -> bool {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     false
-}
-
-pub(crate) fn free() -> Result<SocketAddr, BenchError> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?)
 }
 
 struct Addresses {

@@ -28,7 +28,7 @@ use fairlane::sandbox::Rig;
 use serde::Serialize;
 
 pub(crate) use self::client::{Client, request};
-pub(crate) use self::deployment::{PATIENCE, free, until};
+pub(crate) use self::deployment::{PATIENCE, until};
 pub(crate) use self::figures::{Line, Verdict};
 pub(crate) use self::resource::Resource;
 

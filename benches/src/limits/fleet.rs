@@ -5,11 +5,12 @@ use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
 use fairlane::sandbox::Rig;
+use fairlane_testkit::redis::free_address;
 use serde_json::Value;
 
 use super::Options;
 use crate::error::BenchError;
-use crate::isolation::{Client, PATIENCE, free, request, until};
+use crate::isolation::{Client, PATIENCE, request, until};
 
 struct Process {
     number: usize,
@@ -64,7 +65,7 @@ impl<'a> Fleet<'a> {
     }
 
     fn spawn(&mut self) -> Result<Process, BenchError> {
-        let (number, http, metrics) = (self.started, free()?, free()?);
+        let (number, http, metrics) = (self.started, free_address(), free_address());
         self.started += 1;
         let path = self.rig.directory().join(format!("limits-{number}.toml"));
         fs::write(&path, self.config(http, metrics))?;

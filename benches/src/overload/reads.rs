@@ -2,11 +2,12 @@
 //! process.
 
 use std::io::Write as _;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use fairlane::sandbox::Rig;
+use fairlane_testkit::redis::free_address;
 
 use super::load::{self, TENANTS};
 use super::runs::{Bench, Curve, Plain};
@@ -79,10 +80,7 @@ fn start(
     (url, database): &(String, String),
     protection: Protection,
 ) -> Result<Served, BenchError> {
-    let free = || -> Result<SocketAddr, BenchError> {
-        Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?)
-    };
-    let (address, metrics) = (free()?, free()?);
+    let (address, metrics) = (free_address(), free_address());
     let mode = if protection == Protection::None { "off" } else { "enforce" };
     let path = rig.directory().join(format!("serve-{}.toml", address.port()));
     let mut file = std::fs::File::create(&path)?;
