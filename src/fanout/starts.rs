@@ -117,18 +117,16 @@ impl Starts {
         end: Offset,
     ) -> Result<Offset, RedisError> {
         let key = keys::starts(link.prefix(), stream);
-        let read = redis::Cmd::hget(&key, pipeline.as_str());
-        let known = offset(link, link.command("HGET", read.clone()).await?)?;
         let place = (stream.to_owned(), pipeline.clone());
-        let start = if let Some(known) = known {
-            known
+        let start = if let Some(fixed) = fixed(link, stream, pipeline).await? {
+            fixed
         } else {
             let before = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&place).copied();
             // Not a position ahead of a stream that was deleted and created again.
             let start = before.filter(|before| *before <= end).unwrap_or(new);
             let mut pipe = Pipeline::new();
             pipe.cmd("HSETNX").arg(&key).arg(pipeline.as_str()).arg(start.to_string());
-            pipe.add_command(read);
+            pipe.add_command(redis::Cmd::hget(&key, pipeline.as_str()));
             let mut values = link.run_checked("HSETNX", &pipe).await?;
             let fixed = offset(link, values.pop().unwrap_or(Value::Nil))?.unwrap_or(start);
             if matches!(values.first(), Some(Value::Int(1))) && fixed > Offset::default() {
@@ -148,15 +146,30 @@ impl Starts {
 /// # Errors
 /// If a shard does not answer.
 pub(crate) async fn lowest(queue: &Queue, stream: &str) -> Result<Option<Offset>, RedisError> {
-    let mut lowest: Option<Offset> = None;
+    let (mut lowest, mut is_placed) = (None::<Offset>, true);
     for position in look(queue, stream).await? {
         match position {
             Position::At(at) => lowest = Some(lowest.map_or(at, |lowest| lowest.min(at))),
-            Position::Absent => {}
+            Position::Absent => is_placed = false,
             Position::Unavailable(error) => return Err(error),
         }
     }
-    Ok(lowest)
+    if is_placed {
+        return Ok(lowest);
+    }
+    // A shard whose server was unavailable when the pipeline started is placed there later.
+    let start = fixed(queue.link(), stream, queue.name()).await?;
+    Ok(lowest.into_iter().chain(start).min())
+}
+
+/// Where a pipeline starts on a stream, if a process has fixed that.
+async fn fixed(
+    link: &Link,
+    stream: &str,
+    pipeline: &PipelineName,
+) -> Result<Option<Offset>, RedisError> {
+    let read = redis::Cmd::hget(keys::starts(link.prefix(), stream), pipeline.as_str());
+    offset(link, link.command("HGET", read).await?)
 }
 
 /// The position of each shard of a pipeline on a stream; zero without one.

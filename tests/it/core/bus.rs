@@ -216,6 +216,17 @@ async fn entries_that_every_group_has_are_trimmed_and_needed_ones_are_kept() {
     eventually(LONG, "the rest is trimmed", async || length("grouped").await <= 1).await;
 }
 
+/// Nothing is removed in more time than is between two looks at what may be.
+async fn keeps(server: &RedisServer, entries: u32) {
+    let mut connection = server.connection().await;
+    let until = Instant::now() + Duration::from_secs(7);
+    while Instant::now() < until {
+        let there: u32 = connection.xlen(STREAM).await.unwrap();
+        assert_eq!(there, entries, "the other process has not read them yet");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
 #[tokio::test]
 async fn events_needed_by_a_pipeline_of_another_process_stay_on_the_bus() {
     let server = RedisServer::start(Options::default());
@@ -226,18 +237,32 @@ async fn events_needed_by_a_pipeline_of_another_process_stay_on_the_bus() {
     // This process does not read while the other one does.
     let waits = Instance::start(&config(&server, "bus-others", &[SHORT]), others.content()).await;
     add(&server, STREAM, &events(5..20)).await;
-    let mut connection = server.connection().await;
-    let mut stays = async || connection.xlen::<_, u32>(STREAM).await.unwrap() == 20;
-    // Longer than the time between two looks at what may be deleted.
-    let until = Instant::now() + Duration::from_secs(7);
-    while Instant::now() < until {
-        assert!(stays().await, "the other process has not read it yet");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    keeps(&server, 20).await;
     assert_eq!((mine.ids("bus-mine"), others.len()), (ids(0..20), 0));
     reader.stop().await;
     eventually(LONG, "the other process has it all", async || others.len() == 20).await;
     assert_eq!(others.ids("bus-others"), ids(0..20));
+    waits.stop().await;
+}
+
+#[tokio::test]
+async fn events_since_the_start_of_a_pipeline_stay_on_the_bus_until_its_shards_are_placed() {
+    let server = RedisServer::start(Options::default());
+    let (mine, others) = (Log::default(), Log::default());
+    let reader = Instance::start(&config(&server, "bus-mine", &[SHORT]), mine.content()).await;
+    add(&server, STREAM, &events(0..5)).await;
+    eventually(LONG, "it reads", async || mine.len() == 5).await;
+    let waits = Instance::start(&config(&server, "bus-late", &[SHORT]), others.content()).await;
+    // The state after a start at which the server of every shard was unavailable.
+    let mut connection = server.connection().await;
+    for shard in 0..8 {
+        let key = format!("fl:{{bus-late:{shard}}}:hwm");
+        assert_eq!(connection.hdel::<_, _, u32>(key, STREAM).await, Ok(1), "shard {shard}");
+    }
+    add(&server, STREAM, &events(5..20)).await;
+    keeps(&server, 20).await;
+    reader.stop().await;
+    eventually(LONG, "the other process has it all", async || others.len() == 20).await;
     waits.stop().await;
 }
 
