@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -96,6 +97,8 @@ impl Run {
             .env("PROPTEST_RNG_SEED", self.seed.to_string())
             .env("PROPTEST_CASES", CASES.to_string())
             .env("PROPTEST_MAX_SHRINK_ITERS", "0")
+            // Tests that are killed do not remove their files.
+            .env("TMPDIR", scripts.path())
             .stdin(Stdio::null())
             .stderr(file.try_clone().unwrap())
             .stdout(file)
@@ -103,22 +106,29 @@ impl Run {
             .process_group(0)
             .spawn()
             .unwrap();
-        let mut status = None;
+        let (mut status, mut failed) = (None, None);
         holds_within(TIMEOUT, || {
             status = child.try_wait().unwrap();
-            status.is_some()
+            failed = first_failed(&output);
+            status.is_some() || failed.is_some()
         });
         let Some(status) = status else {
+            // The tests that still run would not change the verdict.
             let group = format!("-{}", child.id());
             let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
             child.wait().unwrap();
-            return Some("no end".to_owned());
+            return failed.or_else(|| Some("no end".to_owned()));
         };
         if status.success() {
             return None;
         }
-        let text = fs::read_to_string(&output).unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_suffix(" ... FAILED"));
-        Some(line.map_or(text.as_str(), |line| line.trim_start_matches("test ")).to_owned())
+        first_failed(&output).or_else(|| fs::read_to_string(&output).ok())
     }
+}
+
+/// The first test that failed, by the output until now.
+fn first_failed(output: &Path) -> Option<String> {
+    let text = fs::read_to_string(output).ok()?;
+    let line = text.lines().find_map(|line| line.strip_suffix(" ... FAILED"))?;
+    Some(line.trim_start_matches("test ").to_owned())
 }
