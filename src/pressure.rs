@@ -31,8 +31,6 @@ pub struct Pressure {
     began: Instant,
     /// The share in ten thousandths.
     share: AtomicU32,
-    /// The present latency, us.
-    present_us: AtomicU32,
     seen: Mutex<Seen>,
 }
 
@@ -45,8 +43,6 @@ struct Seen {
     best: f64,
     /// The lowest averages of the previous seconds.
     history: VecDeque<f64>,
-    /// The lowest latencies of the current second, and of the one before that had calls, us.
-    lowest_us: [u32; 2],
 }
 
 impl Pressure {
@@ -54,8 +50,7 @@ impl Pressure {
     #[must_use]
     pub fn new(never_slow: Duration) -> Self {
         let (began, share) = (Instant::now(), AtomicU32::new(WHOLE));
-        let seen = Seen { lowest_us: [u32::MAX; 2], ..Seen::default() };
-        Self { never_slow, began, share, present_us: AtomicU32::new(0), seen: Mutex::new(seen) }
+        Self { never_slow, began, share, seen: Mutex::default() }
     }
 
     /// Notes the latency of a call.
@@ -66,13 +61,11 @@ impl Pressure {
     fn observe_at(&self, took: Duration, now: Duration) {
         // Skips this latency if another thread holds the lock and updates the statistics.
         let Ok(mut seen) = self.seen.try_lock() else { return };
-        let took_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
         let took = took.as_secs_f64();
         let recent = seen.recent.map_or(took, |recent| recent + STEP * (took - recent));
         seen.recent = Some(recent);
         if now.as_secs() == seen.second {
             seen.best = if seen.best == 0.0 { recent } else { seen.best.min(recent) };
-            seen.lowest_us[0] = seen.lowest_us[0].min(took_us);
         } else {
             if seen.best > 0.0 {
                 let best = seen.best;
@@ -82,7 +75,6 @@ impl Pressure {
                 seen.history.pop_front();
             }
             (seen.second, seen.best) = (now.as_secs(), recent);
-            seen.lowest_us = [took_us, seen.lowest_us[0]];
         }
         let usual = seen.history.iter().copied().fold(seen.best, f64::min);
         let good = (usual * TOLERANCE).max(self.never_slow.as_secs_f64());
@@ -93,15 +85,6 @@ impl Pressure {
             reason = "between 0 and 1"
         )]
         self.share.store((share * f64::from(WHOLE)) as u32, Ordering::Relaxed);
-        self.present_us.store(seen.lowest_us[0].min(seen.lowest_us[1]), Ordering::Relaxed);
-    }
-
-    /// The latency of a call at present: the lowest one of this second and of the last one with calls;
-    /// zero before the first call. It follows a store that becomes slow within two seconds. The
-    /// latencies that a process sees when it was frozen do not count: the calls before were quick.
-    #[must_use]
-    pub fn present(&self) -> Duration {
-        Duration::from_micros(self.present_us.load(Ordering::Relaxed).into())
     }
 
     /// The share of the work for the store that should continue: 1/16 to 1.
@@ -129,33 +112,6 @@ mod tests {
         let slow = drive(&pressure, 5_000, 80, 5);
         assert!((0.35..0.45).contains(&slow), "{slow}");
         assert!((drive(&pressure, 10_000, 8, 5) - 1.0).abs() < 1e-9, "it recovered");
-    }
-
-    #[test]
-    fn the_present_latency_follows_a_slow_store_but_no_frozen_process() {
-        let pressure = Pressure::new(Duration::from_millis(20));
-        let ms = || pressure.present().as_millis();
-        assert_eq!(ms(), 0);
-        drive(&pressure, 0, 2, 5);
-        assert_eq!(ms(), 2);
-        for call in 0..20 {
-            // It was frozen for 4 s, while 20 calls waited for their answers.
-            pressure.observe_at(Duration::from_secs(4), Duration::from_millis(9_000 + call));
-        }
-        assert_eq!(ms(), 2);
-        drive(&pressure, 9_100, 2, 3);
-        assert_eq!(ms(), 2);
-        drive(&pressure, 12_100, 300, 3);
-        assert_eq!(ms(), 300);
-        drive(&pressure, 15_100, 2, 1);
-        assert_eq!(ms(), 2);
-    }
-
-    #[test]
-    fn the_first_calls_to_a_slow_store_show_that_it_is_slow() {
-        let pressure = Pressure::new(Duration::from_millis(20));
-        pressure.observe_at(Duration::from_millis(400), Duration::from_millis(400));
-        assert_eq!(pressure.present().as_millis(), 400);
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub(super) async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>, reserved: Reserv
         Ok(replies) => replies,
         Err(error) => {
             if let Some(suppressed) = CLAIMS.failed() {
-                warn!(pipeline = %shared.queue.name(), %error, suppressed, "cannot claim; trying again");
+                warn!(pipeline = %shared.queue.name(), %error, suppressed, "cannot claim; retrying");
             }
             for ask in &asks {
                 shared.board.failed(ask.shard);

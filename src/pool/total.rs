@@ -20,6 +20,7 @@ use tracing::warn;
 use super::Shared;
 use super::board::Ask;
 use crate::rate::Bucket;
+use crate::redis::keys::ShardKeys;
 use crate::redis::scripts::{Budget, Budgeted};
 use crate::telemetry::Outage;
 
@@ -260,12 +261,13 @@ impl Total {
         let wish = {
             let mut state = self.state();
             let held = shared.occupancy.held();
-            let batch = BATCH + shared.queue.link().pressure().present() * CALLS_OF_BATCH;
+            let batch =
+                BATCH + shared.queue.link().latency(shard_of_limits(shared)) * CALLS_OF_BATCH;
             state.wish(self.limits, held, more, shared.usual_events(), batch)
         };
         let Wish { slices, tokens, unused, .. } = wish;
         let budget = Budget {
-            keys: &shared.queue.shards()[0],
+            keys: shard_of_limits(shared),
             process: &self.process,
             slices,
             ttl_ms: crate::clock::millis(TTL),
@@ -275,13 +277,13 @@ impl Total {
         match shared.queue.link().call(&budget).await {
             Ok(granted) => {
                 ASKS.succeeded();
-                let (calls, late) = ((sent, Instant::now()), shared.late());
+                let (calls, late) = ((sent, Instant::now()), shared.late(shard_of_limits(shared)));
                 self.state().granted(self.limits, &wish, granted, calls, late);
             }
             Err(error) => {
                 if let Some(suppressed) = ASKS.failed() {
                     warn!(pipeline = %shared.queue.name(), %error, suppressed,
-                        "cannot ask for the limits of all processes; trying again");
+                        "cannot ask for the limits of all processes; retrying");
                 }
                 self.state().again = Instant::now() + AGAIN;
             }
@@ -391,11 +393,17 @@ impl Drop for Tokens {
     }
 }
 
+/// The shard that keeps the limits.
+fn shard_of_limits(shared: &Shared) -> &ShardKeys {
+    &shared.queue.shards()[0]
+}
+
 impl Shared {
-    /// After this time, tokens are not used any more: the process was frozen. Slow calls are no reason,
-    /// or a pipeline with a rate would handle nothing while Redis is slow.
-    pub(super) fn late(&self) -> Duration {
-        LATE + self.queue.link().pressure().present() * CALLS
+    /// After this time, the tokens of a bot in this shard are not used any more: the process was frozen.
+    /// Slow calls are no reason, or a pipeline with a rate would handle nothing while Redis is slow.
+    pub(super) fn late(&self, shard: &ShardKeys) -> Duration {
+        let link = self.queue.link();
+        LATE + link.latency(shard).max(link.latency(shard_of_limits(self))) * CALLS
     }
 }
 

@@ -387,6 +387,14 @@ impl Link {
         self.current().and_then(|now| now.holder(keys.slot())).unwrap_or(0)
     }
 
+    /// How long calls for a shard take at present, see [`super::latency`]; zero while
+    /// it is not known which server holds it.
+    pub(crate) fn latency(&self, keys: &ShardKeys) -> Duration {
+        let Some(topology) = self.current() else { return Duration::ZERO };
+        let at = if self.wiring.cluster { topology.holder(keys.slot()) } else { Some(0) };
+        at.map_or(Duration::ZERO, |at| topology.nodes()[at].latency())
+    }
+
     /// The number of the shared connection that calls for a shard use; `None` if there is none.
     /// Each connection of the process has a different number. While the number stays the same,
     /// Redis did not restart.

@@ -21,6 +21,7 @@ pub mod aside;
 mod cluster;
 mod error;
 pub mod keys;
+mod latency;
 mod link;
 mod node;
 mod pooled;

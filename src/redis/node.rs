@@ -18,6 +18,7 @@ use tracing::info;
 
 use super::error::{RedisError, is_noscript};
 use super::keys::ShardKeys;
+use super::latency::Latency;
 use super::pooled::{Lent, Pooled};
 use super::replicas::run_of;
 use super::reply::{Reply, ReplyError};
@@ -64,6 +65,7 @@ impl Wiring {
 #[derive(Debug)]
 pub(super) struct Node {
     setup: Arc<Setup>,
+    latency: Arc<Latency>,
     connections: Connections,
 }
 
@@ -138,7 +140,7 @@ impl Node {
             let connecting = tokio::sync::Mutex::new(());
             Connections::Shared { current: RwLock::new(None), connecting }
         };
-        Self { setup, connections }
+        Self { setup, latency: Arc::new(Latency::new()), connections }
     }
 
     /// The same server with the given `slots`. A shared connection is kept unless there are new
@@ -151,6 +153,7 @@ impl Node {
         }
         let known = slots.iter().all(|slot| old.contains(slot));
         let mut node = Self::new(client.clone(), slots, Arc::clone(wiring));
+        node.latency = Arc::clone(&self.latency);
         if known
             && let Connections::Shared { current: kept, .. } = &self.connections
             && let Connections::Shared { current, .. } = &mut node.connections
@@ -169,6 +172,11 @@ impl Node {
         &self.setup.client
     }
 
+    /// How long calls take at present, without the time to connect.
+    pub(super) fn latency(&self) -> Duration {
+        self.latency.present()
+    }
+
     /// Sends commands in one write. A timeout puts all earlier connections in doubt. After a
     /// lasting write, waits for replicas if the target asks for that.
     pub(super) async fn send(
@@ -178,6 +186,7 @@ impl Node {
         lasting: bool,
     ) -> Result<Vec<Value>, RedisError> {
         let wiring = &self.setup.wiring;
+        let begun = Instant::now();
         let (sent, doubts, run) = match connection {
             Lent::Shared(Connected { number, mut connection, doubts, run, silence, .. }) => {
                 let waiting = self.wait(number, silence);
@@ -196,6 +205,7 @@ impl Node {
             }
             RedisError::Unknown { target: self.setup.name(), source }
         })?;
+        self.latency.observe(begun.elapsed());
         let is_done = || values.iter().any(|value| server_error(value).is_none());
         if let Some(replicas) = wiring.target.replicas().filter(|_| lasting && is_done()) {
             let slot = pipe.cmd_iter().find_map(|command| match place(command) {

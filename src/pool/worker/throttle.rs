@@ -29,15 +29,15 @@ impl Worker {
     /// Cuts the slice to the tokens that its bot has. A worker is free, so the handler starts at once.
     pub(super) async fn take_tokens(&mut self, slice: &mut Slice) -> Result<(), Ended> {
         let shared = std::sync::Arc::clone(&self.shared);
+        let keys = shared.queue.keys(self.lease.shard);
         if shared.total.as_ref().is_some_and(|total| total.has_rate())
-            && self.claimed_at.elapsed() > shared.late()
+            && self.claimed_at.elapsed() > shared.late(keys)
         {
             // The process was frozen: events that it hands out now would count for another time.
             return Err(Ended::NotHandled);
         }
         let Some(bucket) = self.bucket() else { return Ok(()) };
         let bot = self.lease.bot.clone();
-        let keys = shared.queue.keys(self.lease.shard);
         let permit = Permit { keys, bot: &bot, want: slice.events.len(), bucket };
         let sent = Instant::now();
         match self.while_held(shared.queue.link().call(&permit)).await? {
@@ -47,7 +47,7 @@ impl Worker {
                 if granted == 0 {
                     return Err(Ended::Throttled(wait));
                 }
-                if sent.elapsed() > shared.late() {
+                if sent.elapsed() > shared.late(keys) {
                     return Err(Ended::NotHandled);
                 }
                 shared.metrics.tokens.increment(granted as u64);
@@ -59,7 +59,7 @@ impl Worker {
                 if let Some(suppressed) = UNANSWERED.take() {
                     let pipeline = shared.queue.name();
                     warn!(%pipeline, %bot, %error, suppressed,
-                        "cannot ask for the tokens of a bot; trying again");
+                        "cannot ask for the tokens of a bot; retrying");
                 }
                 Err(Ended::Throttled(FAILED))
             }

@@ -40,6 +40,10 @@ impl Distance {
         Self { address, delay, _accepting: accepting }
     }
 
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     pub fn url(&self) -> String {
         format!("redis://{}", self.address)
     }

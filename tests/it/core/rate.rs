@@ -13,6 +13,7 @@ use fairlane::queue::{BotChange, BotState};
 use fairlane::rate::{BotRate, Change};
 
 use crate::support::bus::{add, event};
+use crate::support::cluster::Cluster;
 use crate::support::config::{STREAM, config};
 use crate::support::fleet::Fleet;
 use crate::support::history::Record;
@@ -276,6 +277,35 @@ async fn pipelines_with_a_rate_handle_events_although_redis_is_slow() {
         eventually(LONG, &what, async || log.len() >= events.len()).await;
         instance.stop().await;
     }
+}
+
+/// The shard that keeps the total and the shards of the bots are on different servers.
+#[tokio::test]
+async fn a_pipeline_with_a_total_rate_handles_events_although_one_primary_is_slow() {
+    const EVENTS: u32 = 60;
+    let cluster = Cluster::behind_proxies(Options::default(), 3, &[]).await;
+    let mut distances = Vec::new();
+    for (proxy, node) in cluster.proxies.iter().zip(&cluster.nodes).take(3) {
+        let distance = Distance::start(node.tcp_addr()).await;
+        proxy.lead_to(distance.address());
+        distances.push(distance);
+    }
+    let log = Log::default();
+    let settings = [("pipelines.test.total_rate", "\"20/s\"")];
+    let instance = Instance::start(&config(&cluster, "test", &settings), log.content()).await;
+    let mut published = 0;
+    for (place, distance) in distances.iter().enumerate() {
+        distance.set(Duration::from_millis(150));
+        let ids = published..published + EVENTS;
+        published += EVENTS;
+        let events: Vec<String> =
+            ids.map(|id| event(&format!("bot-{}", id % 10), "test", id)).collect();
+        add(&cluster, STREAM, &events).await;
+        let what = format!("primary {place} is slow");
+        eventually(LONG, &what, async || log.len() >= published as usize).await;
+        distance.set(Duration::ZERO);
+    }
+    instance.stop().await;
 }
 
 #[tokio::test]
