@@ -22,7 +22,5 @@ withdraw(bot)
 local changed = call('SADD', PAUSED, bot)
 if note ~= '' and (changed == 1 or replaces) then
   call('HSET', KEYS[9], bot, told)
-elseif changed == 1 then
-  call('HDEL', KEYS[9], bot)
 end
 return changed

@@ -60,7 +60,7 @@ impl Formats {
     /// Marks the data in Redis. A full Redis is marked later.
     pub(super) async fn mark(&self, link: &Link, marks: &Marks) {
         if let Err(error) = formats::mark(link, marks, &self.all, &self.clock).await {
-            warn!(%error, "cannot mark the data in Redis with its formats; trying again");
+            warn!(%error, "cannot mark the data in Redis with its formats; retrying");
         }
     }
 
@@ -78,7 +78,7 @@ impl Formats {
             Ok::<_, crate::mongo::client::MongoError>(Ok(true))
         };
         marked.await.unwrap_or_else(|error| {
-            debug!(%error, "cannot read the formats of the documents in MongoDB; trying again");
+            debug!(%error, "cannot read the formats of the documents in MongoDB; retrying");
             Ok(false)
         })
     }

@@ -82,7 +82,7 @@ pub fn check_name(name: &str) -> Result<(), String> {
     if name.is_empty() || name.len() > NAME_MAX_BYTES || !name.chars().all(is_plain) {
         let shown: String = name.chars().take(NAME_MAX_BYTES).collect();
         return Err(format!(
-            "{shown:?} is none of 1 to {NAME_MAX_BYTES} of A-Z, a-z, 0-9, '_', '.' and '-'"
+            "{shown:?} is no name: use 1 to {NAME_MAX_BYTES} of A-Z, a-z, 0-9, '_', '.' and '-'"
         ));
     }
     Ok(())
@@ -312,8 +312,8 @@ mod tests {
     fn a_value_beyond_a_bound_changes_nothing() {
         for (kind, data, why) in [
             ("tag.applied", json!({}), "missing field `tag`"),
-            ("tag.applied", json!({ "tag": "a b" }), "\"a b\" is none of 1 to 64"),
-            ("tag.applied", json!({ "tag": "x".repeat(65) }), "is none of 1 to 64"),
+            ("tag.applied", json!({ "tag": "a b" }), "\"a b\" is no name: use 1 to 64"),
+            ("tag.applied", json!({ "tag": "x".repeat(65) }), "is no name: use 1 to 64"),
             ("field.changed", json!({ "field": "tags", "value": 1 }), "\"tags\" is not a field"),
             ("field.changed", json!({ "field": "a", "value": "x".repeat(5_000) }), "5002 bytes"),
             ("field.changed", json!({ "field": "a", "value": [{ "a\0": 1 }] }), "holds a NUL"),

@@ -187,7 +187,7 @@ impl RedisStream {
         let extent = self.reading().extent;
         if highest > extent.last {
             warn!(stream = &*self.name, %highest, last = %extent.last,
-                "the stream lost its tail, of which shards have copies; going on behind it");
+                "the stream lost its tail, of which shards have copies; continuing after it");
             self.raise(highest).await?;
         }
         let noted = self.noted().await?;

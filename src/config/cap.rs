@@ -19,10 +19,10 @@ pub enum CapError {
     #[error("write NUMBER/TIME, such as \"10/day\", \"3/1h\" or \"100/7d\"")]
     Form,
     /// Too many, or none.
-    #[error("write a number from 1 to {} before the stroke", Cap::N_MAX)]
+    #[error("write a number from 1 to {} before the slash", Cap::N_MAX)]
     Number,
     /// Too short or too long.
-    #[error("write a time from 1s to 366d behind the stroke")]
+    #[error("write a time from 1s to 366d after the slash")]
     Window,
 }
 

@@ -97,7 +97,7 @@ impl NatsSource {
             if lowest < highest { highest.seq.saturating_sub(lowest.seq.max(last)) } else { 0 };
         let unread = seen.saturating_sub(highest.seq.max(last));
         warn!(stream = &*self.log, %highest, last, lost = copied + unread,
-            "the stream lost its last messages, of which shards have copies; going on behind them");
+            "the stream lost its last messages, of which shards have copies; continuing after them");
         Ok((stream, copied + unread))
     }
 

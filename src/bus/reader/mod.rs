@@ -185,7 +185,7 @@ impl Reader {
             Ok(None) => return share::ASK.mul_f64(random),
             Err(error) => {
                 if let Some(suppressed) = self.outage.failed() {
-                    warn!(bus = self.bus(), %error, suppressed, "cannot read the bus; trying again");
+                    warn!(bus = self.bus(), %error, suppressed, "cannot read the bus; retrying");
                 }
                 return RESTART;
             }

@@ -64,7 +64,7 @@
     source.addEventListener('problem', (event) => say('off', `not up to date: ${event.data}`));
     source.onerror = () => {
       if (source?.readyState !== EventSource.CLOSED) {
-        say('off', 'not up to date: no answer; trying again');
+        say('off', 'not up to date: no answer; retrying');
         return;
       }
       // The server refused: the token may have ended.

@@ -43,7 +43,7 @@ fn settings_of_notifications_are_read_and_their_faults_named() {
         ),
         (
             "notifications.caps = [\"0/day\"]",
-            r#"f.toml:1: notifications.caps holds "0/day"; write a number from 1 to 1000 before the stroke"#,
+            r#"f.toml:1: notifications.caps holds "0/day"; write a number from 1 to 1000 before the slash"#,
         ),
         (
             "notifications.bot_caps = [\"10/day\"]",
@@ -51,7 +51,7 @@ fn settings_of_notifications_are_read_and_their_faults_named() {
         ),
         (
             "notifications.type_caps = [\"promo = 1/500d\"]",
-            r#"f.toml:1: notifications.type_caps holds "promo = 1/500d"; write a time from 1s to 366d behind the stroke, such as "promo = 10/day" or "promo = none""#,
+            r#"f.toml:1: notifications.type_caps holds "promo = 1/500d"; write a time from 1s to 366d after the slash, such as "promo = 10/day" or "promo = none""#,
         ),
         (
             "notifications.type_caps = [\"x = none\", \"x = 2/day\"]",

@@ -116,6 +116,22 @@ fn letters_put_back_in_any_order_are_in_their_old_order() {
     assert_eq!(met, 24);
 }
 
+/// Its handler skips events up to the last sequence that it knows.
+#[test]
+fn a_renewed_letter_has_a_sequence_above_all_events_before_it_and_below_all_behind_it() {
+    let mut shard = Shard::new();
+    shard.push(NOW, "a", &["1", "2"], LIMITS);
+    shard.kill(NOW, 1, 100);
+    let (keys, id) = (&shard.keys.clone(), shard.letters()[0]);
+    // The clock of the server was set back meanwhile.
+    let now = NOW - 1_000;
+    let redrive = Redrive { keys, id, bot: &bot("a"), slice_us: SLICE_US, renews: true };
+    assert!(shard.call(now, &redrive));
+    shard.push(now, "a", &["3"], LIMITS);
+    assert_eq!(shard.events("a"), ["2", "1", "3"]);
+    assert!(shard.queue("a").is_sorted_by(|(one, _), (next, _)| one < next));
+}
+
 #[test]
 fn a_letter_is_put_back_behind_more_events_than_one_look_takes() {
     let mut shard = Shard::new();
