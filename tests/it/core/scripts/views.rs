@@ -93,6 +93,30 @@ impl Counters {
         self.shard.call(self.now, &import)
     }
 
+    /// Copies two events from the bus with these views, after one of another bot.
+    fn copy(&mut self, views: &[(&str, u64)]) -> Enqueued {
+        self.now += 10;
+        let bots = vec![(bot("c"), vec![&b"one"[..]]), (self.bot.clone(), vec![b"two", b"three"])];
+        let views = views.iter().map(|(ad, n)| ((*ad).into(), *n)).collect();
+        let posted = vec![[("z".into(), 2)].into(), views];
+        let keys = &self.shard.keys.clone();
+        let call = Enqueue {
+            keys,
+            spans: vec![Span {
+                log: "s",
+                prev: "0-0".parse().unwrap(),
+                last: "5-0".parse().unwrap(),
+            }],
+            repeats: None,
+            limits: LIMITS,
+            quotas: &fairlane::quotas::NO_QUOTAS,
+            bots,
+            postings: Some(Postings { cached_accounts: self.cached_ads, bots: posted }),
+            take: Take::default(),
+        };
+        self.shard.call(self.now, &call)
+    }
+
     fn unflushed(&mut self) -> BTreeMap<String, u64> {
         let [unflushed, ..] = self.shard.keys.ledger(&self.bot);
         self.shard.harness.plain().hgetall(unflushed).unwrap()
@@ -298,30 +322,28 @@ fn a_full_generation_takes_no_new_ad_and_still_counts_its_own() {
 fn views_from_the_bus_raise_the_cached_total_and_count_once() {
     let mut counters = Counters::new();
     counters.upsert("x", 1, Some((10, 0)));
-    let keys = counters.shard.keys.clone();
-    let (start, end) = ("0-0".parse().unwrap(), "5-0".parse().unwrap());
-    let mut copy = || {
-        let bots = vec![(bot("b"), vec![&b"one"[..], b"two"]), (bot("c"), vec![&b"bad"[..]])];
-        let posted = vec![[("x".into(), 4), ("y".into(), 1)].into(), BTreeMap::new()];
-        let postings = Some(Postings { cached_accounts: ADS, bots: posted });
-        let limits = LIMITS;
-        let call = Enqueue {
-            keys: &keys,
-            spans: vec![Span { log: "s", prev: start, last: end }],
-            repeats: None,
-            limits,
-            quotas: &fairlane::quotas::NO_QUOTAS,
-            bots,
-            postings,
-            take: Take::default(),
-        };
-        counters.shard.call(counters.now, &call)
-    };
-    assert!(matches!(copy(), Enqueued::Ok(queued, _) if queued.appended == 3));
-    assert!(matches!(copy(), Enqueued::Duplicate(_)));
+    assert!(
+        matches!(counters.copy(&[("x", 4), ("y", 1)]), Enqueued::Ok(queued, _) if queued.appended == 3)
+    );
+    assert!(matches!(counters.copy(&[("x", 4), ("y", 1)]), Enqueued::Duplicate(_)));
     assert_eq!(counters.unflushed(), [("vx".to_owned(), 5), ("vy".to_owned(), 1)].into());
     assert_eq!(counters.view("x", 1), total(16));
     assert!(matches!(counters.view("y", 1), Viewed::Ask(_)), "it is counted, not cached");
     assert_eq!(counters.upsert("y", 1, Some((6, 1))), total(8));
-    assert_eq!(counters.shard.events("c"), ["bad"]);
+    assert_eq!(counters.shard.events("c"), ["one"]);
+    counters.bot = bot("c");
+    assert_eq!(counters.unflushed(), [("vz".to_owned(), 2)].into());
+}
+
+#[test]
+fn views_from_the_bus_move_no_total_to_a_full_generation() {
+    let mut counters = Counters::new();
+    counters.cached_ads = 1;
+    counters.upsert("x", 1, Some((10, 0)));
+    counters.now += DAY_US;
+    counters.upsert("y", 1, Some((20, 0)));
+    assert_eq!(counters.generations(), [1, 1]);
+    counters.copy(&[("x", 4)]);
+    assert_eq!(counters.generations(), [1, 1]);
+    assert_eq!(counters.view("x", 1), total(16));
 }
