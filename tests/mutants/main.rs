@@ -5,7 +5,7 @@
 //! All mutants are compiled at once, in a copy of the project in `target/mutants`. The variable
 //! `FAIRLANE_MUTANT` chooses one of them. First each test runs alone, without a mutant, and notes which
 //! mutants it reaches. Then each mutant runs the tests that reach it: first those that have found mutants of
-//! the same file, then the quick ones. It is found when a test fails twice, or does not end.
+//! the same file, then the quick ones. It is found when a test fails twice, or twice does not end.
 
 mod accepted;
 mod found;
@@ -247,7 +247,12 @@ fn try_round(number: u32, round: &[&Known], copy: &Path) -> Result<Verdict, Fail
     let names: Vec<&str> = round.iter().map(|known| known.test.name.as_str()).collect();
     let takes: Duration = round.iter().map(|known| known.takes).sum();
     let within = Duration::from_secs(10) + takes * 3;
-    match run::run(program, &names, Some(number), None, within, copy)? {
+    let mut ran = run::run(program, &names, Some(number), None, within, copy)?;
+    if ran == Ran::Hung {
+        // The machine may have been busy.
+        ran = run::run(program, &names, Some(number), None, within, copy)?;
+    }
+    match ran {
         Ran::Passed => Ok(Verdict::Survived),
         Ran::Hung => Ok(Verdict::Hung),
         Ran::Failed(failed) if failed.is_empty() => Ok(Verdict::Found("an abort".to_owned())),

@@ -22,8 +22,10 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 const MODEL: &[&str] = &["--exact", "model::protocol::the_scripts_behave_like_the_model"];
 /// The others run scripts as the product loads them.
 const TABLES: &[&str] = &["core::scripts::", "--skip", "::costs::", "--skip", "::servers::"];
-/// Most of the time goes to the caps of notifications, which the scripts of the model know nothing of.
-const TABLES_OF_QUEUES: &[&str] = &["--skip", "::throttle::"];
+/// Most of the time goes to the caps of notifications, which only these scripts know of.
+const CAPPED: &[&str] =
+    &["notifications", "schedule", "begin", "finish", "amend", "release", "restore", "forget"];
+const WITHOUT_CAPS: &[&str] = &["--skip", "::throttle::"];
 
 /// Who found a mutant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,7 +85,8 @@ impl Run {
         if modelled && self.failed(MODEL, &directory).is_some() {
             return Verdict::Model;
         }
-        let tables = [TABLES, if modelled { TABLES_OF_QUEUES } else { &[] }].concat();
+        let is_capped = CAPPED.contains(&change.script);
+        let tables = [TABLES, if is_capped { &[] } else { WITHOUT_CAPS }].concat();
         self.failed(&tables, &directory).map_or(Verdict::Survived, Verdict::Table)
     }
 
