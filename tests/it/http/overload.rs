@@ -171,6 +171,7 @@ async fn without_room_the_lower_classes_are_refused_and_health_and_operators_are
     let (_, text) = get(&process.metrics(), "/metrics").await;
     let shed = [("class", "p2"), ("route", "/v1/events"), ("reason", reason.as_str())];
     assert_eq!(metric(&text, "fairlane_shed_total", &shed), Some(1.0));
+    assert_eq!(metric(&text, "fairlane_inflight_limit", &[]), Some(8.0));
     let decided = [("class", "p2"), ("decision", "shed")];
     assert_eq!(metric(&text, "fairlane_admission_total", &decided), Some(1.0));
     let served_ones = [("route", "/v1/events"), ("code", "503")];

@@ -11,6 +11,7 @@ mod dashboards;
 mod docs;
 mod environments;
 mod examples;
+mod figures;
 mod health;
 mod kit;
 mod lifecycle;
