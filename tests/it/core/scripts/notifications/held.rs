@@ -116,6 +116,34 @@ fn the_bytes_of_what_a_request_stores_are_bounded() {
 }
 
 #[test]
+fn a_replacement_and_what_fits_exactly_are_accepted_at_the_quota_of_bytes() {
+    let mut notes = Notes::new();
+    let keyed = |bytes: usize| {
+        let key = Some(("k".to_owned(), Replace));
+        NewNotification { key, body: "x".repeat(bytes), ..new("b", "u", 60_000) }
+    };
+    let first = notes.try_schedule(&keyed(1_000), Quota::NONE, None).unwrap();
+    let held = notes.held()["Nb"];
+    let exact = Quota { pending_bytes: held, ..Quota::NONE };
+    let second = notes.try_schedule(&keyed(1_000), exact, Some(first)).unwrap();
+    assert_eq!(notes.held()["Nb"], held);
+    notes.try_schedule(&new("b", "v", 0), exact, None).unwrap_err();
+    notes.try_schedule(&keyed(10), exact, Some(second)).unwrap();
+    assert_eq!(notes.held()["Nb"], held - 990);
+}
+
+#[test]
+fn each_byte_of_the_type_counts() {
+    let mut notes = Notes::new();
+    for (bot, kind) in [("c", "ab"), ("d", "abcdef")] {
+        let new = NewNotification { kind: kind.to_owned(), ..new(bot, "u", 0) };
+        notes.try_schedule(&new, Quota::NONE, None).unwrap();
+    }
+    let held = notes.held();
+    assert_eq!(held["Nd"] - held["Nc"], 4);
+}
+
+#[test]
 fn a_repetition_and_a_replacement_are_accepted_at_the_quota() {
     let mut notes = Notes::new();
     let keyed = |duplicates| {

@@ -13,7 +13,7 @@ use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::event::Event;
 use fairlane::id::{BotId, Sequence, ShardCount};
 use fairlane::notifications::record::{
-    Begun, Caps, Ended, Ending, NewNotification, NotificationId, When,
+    Begun, Caps, Duplicates, Ended, Ending, NewNotification, NotificationId, When,
 };
 use fairlane::notifications::scripts::{
     Amend, Amended, Amendment, Begin, Finish, Release, Restore, Schedule, Scheduled, SendHold,
@@ -235,6 +235,28 @@ impl Notes {
 
 fn counted(pairs: &[(&str, u64)]) -> BTreeMap<String, u64> {
     pairs.iter().map(|(outcome, n)| (format!("none|{outcome}"), *n)).collect()
+}
+
+#[test]
+fn a_notification_that_is_due_first_wakes_the_schedulers_and_its_key_ends_a_week_after_it() {
+    let mut notes = Notes::new();
+    let key = Some(("k".to_owned(), Duplicates::Ignore));
+    for (delay, wakes) in [(60_000, true), (90_000, false), (30_000, true)] {
+        let new = NewNotification {
+            key: key.clone().filter(|_| delay == 60_000),
+            ..new("b", "u", delay)
+        };
+        let (keys, now) = (&notes.shard.keys.clone(), notes.time());
+        let (quota, known, label) = (Quota::NONE, None, "none");
+        let call = Schedule { keys, now, id: id(), new: &new, label, quota, known };
+        let (_, heard) = notes.shard.harness.call(notes.now, &call);
+        let due = format!("due {}", notes.time().as_millis() + u128::from(delay) + 1);
+        assert_eq!(heard, if wakes { vec![due] } else { Vec::new() }, "{delay}");
+    }
+    let key = notes.shard.keys.notification_key(&bot("b"), "k");
+    let lives: i64 = notes.shard.harness.plain().pttl(key).unwrap();
+    let expected = i64::try_from((8 * DAY).as_millis()).unwrap() + 60_000;
+    assert!((expected - 60_000..=expected + 1).contains(&lives), "{lives}");
 }
 
 #[test]
