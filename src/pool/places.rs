@@ -70,17 +70,13 @@ impl Places {
     }
 
     fn sparse_places(&self) -> usize {
-        let slices = SPARSE_WORK.as_nanos() / self.0.estimate.slice().as_nanos().max(1);
-        usize::try_from(slices).unwrap_or(SPARSE_MAX).clamp(SPARSE_MIN, SPARSE_MAX)
+        sparse_places(self.0.estimate.slice())
     }
 
     /// Waits until this number of places is free and nobody is ready, at most until a time.
     pub(crate) async fn room(&self, places: usize, until: Instant) {
         let shared = &self.0;
-        let is_full = || {
-            let most = self.sparse_places();
-            shared.occupancy.held() + places.min(most) > most
-        };
+        let is_full = || is_full(shared.occupancy.held(), places, self.sparse_places());
         while (is_full() || shared.board.ready() > 0) && Instant::now() < until {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -100,6 +96,17 @@ impl Places {
         let left = shared.occupancy.reserve(max, at_least);
         (left > 0).then(|| Reserved { shared: Arc::clone(shared), left, asked: 0 })
     }
+}
+
+/// The number of leases while the backlog is sparse, if a slice takes so long.
+fn sparse_places(slice: Duration) -> usize {
+    let slices = SPARSE_WORK.as_nanos() / slice.as_nanos().max(1);
+    usize::try_from(slices).unwrap_or(SPARSE_MAX).clamp(SPARSE_MIN, SPARSE_MAX)
+}
+
+/// Whether `places` more, or all of them, are too many beside those that are held.
+fn is_full(held: usize, places: usize, most: usize) -> bool {
+    held + places.min(most) > most
 }
 
 /// Reserved places, for the calls of one copy. Unused ones become free when it is dropped.
@@ -182,5 +189,24 @@ impl Drop for Reserved {
         if self.left > 0 && self.shared.occupancy.free(self.left) {
             self.shared.board.changed().notify_one();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn while_the_backlog_is_sparse_the_leases_reach_20_ms_of_work_within_bounds() {
+        for (slice_us, places) in [(0, 1_536), (10, 1_536), (20, 1_000), (100, 200), (900, 128)] {
+            assert_eq!(sparse_places(Duration::from_micros(slice_us)), places, "{slice_us} us");
+        }
+    }
+
+    #[test]
+    fn a_copy_of_more_bots_than_places_waits_until_all_places_are_free() {
+        let full = |held, places| is_full(held, places, 128);
+        assert!(!full(0, 500) && full(1, 500));
+        assert!(!full(28, 100) && full(29, 100));
     }
 }
