@@ -355,8 +355,33 @@ fn a_retry_told_late_waits_for_its_pause_although_the_safety_net_is_queued() {
 }
 
 #[test]
+fn deleted_dead_letters_are_told_with_those_above_the_quota_of_the_bot() {
+    let three = Quota { dead_letters: 3, ..Quota::NONE };
+    for (dead_max, own, told) in
+        [(1, None, (2, 0)), (9, Some(three), (1, 1)), (2, Some(three), (2, 0))]
+    {
+        let mut notes = Notes::new();
+        for _ in 0..if own.is_some() { 4 } else { 3 } {
+            notes.schedule(&new("b", "", 0));
+        }
+        let dead = |begun| Ended { begun, ending: Ending::Dead("410".into()), late: None };
+        let endings: Vec<Ended> = notes.step("b").into_iter().map(dead).collect();
+        let (keys, now) = (&notes.shard.keys.clone(), notes.time());
+        let own = own.map(|own| (bot("b"), own)).into_iter().collect();
+        let quotas = &Quotas::new(Quota { dead_letters: 9, ..Quota::NONE }, own, 100);
+        let throttle = &notes.throttle.clone();
+        let finished =
+            notes.call(&Finish { keys, now, dead_max, quotas, throttle, endings: &endings });
+        assert_eq!((finished.letters_removed, finished.letters_over_quota), told, "{dead_max}");
+    }
+}
+
+#[test]
 fn a_redis_that_lost_the_start_of_a_send_accepts_its_end() {
-    for ending in [Ending::Sent, Ending::Retry(Duration::from_secs(5), "500".into())] {
+    let pause = Duration::from_secs(5);
+    let failed = || "500".to_owned();
+    for ending in [Ending::Sent, Ending::Retry(pause, failed()), Ending::Postpone(pause, failed())]
+    {
         let mut notes = Notes::new();
         let note = notes.schedule(&new("b", "u", 0));
         let key = notes.shard.keys.notification(note);
@@ -381,6 +406,7 @@ fn a_redis_that_lost_the_start_of_a_send_accepts_its_end() {
         notes.pass(6);
         let again = notes.step("b");
         assert_eq!(again.len(), usize::from(ending != Ending::Sent), "{ending:?}");
+        assert!(again.iter().all(|again| again.attempts == 1), "{ending:?}: {again:?}");
         assert_eq!(notes.finish(&begun, Ending::Sent), None, "and it is believed once");
     }
 }

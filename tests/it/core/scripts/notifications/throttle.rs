@@ -9,7 +9,7 @@ use rand::{Rng as _, SeedableRng as _};
 use redis::Commands;
 
 use super::super::bot;
-use super::{Notes, SECOND, counted, new};
+use super::{DAY, Notes, SECOND, counted, new};
 
 #[test]
 fn a_user_gets_one_at_a_time_and_the_others_are_dropped_once_it_is_sent() {
@@ -37,6 +37,22 @@ fn a_user_gets_one_at_a_time_and_the_others_are_dropped_once_it_is_sent() {
     notes.schedule(&new("b", "u", 1_795_000));
     notes.pass(1_799);
     assert_eq!(notes.step("b").len(), 1, "half an hour later");
+}
+
+#[test]
+fn what_is_known_of_a_user_stays_for_the_longest_window_and_of_no_user_nothing_does() {
+    let mut notes = Notes::new();
+    notes.throttle.caps.all = vec![Cap { n: 1, window: DAY }];
+    for uid in ["u", ""] {
+        notes.schedule(&new("b", uid, 0));
+        let begun = notes.step("b").remove(0);
+        notes.finish(&begun, Ending::Sent);
+    }
+    let lives = ["u", ""].map(|uid| {
+        let user = notes.shard.keys.user(&bot("b"), uid);
+        notes.shard.harness.plain().pttl::<_, i64>(user).unwrap()
+    });
+    assert!(lives[0] > 23 * 3_600_000 && lives[1] == -2, "{lives:?}");
 }
 
 #[test]
