@@ -114,6 +114,27 @@ fn a_key_is_kept_as_long_as_its_notification_however_far_it_is_moved() {
 }
 
 #[test]
+fn the_key_of_a_cancelled_notification_ends_with_its_record_unless_another_one_has_it() {
+    let mut notes = Notes::new();
+    let keyed =
+        NewNotification { key: Some(("k".to_owned(), Duplicates::Replace)), ..new("b", "u", 0) };
+    let key = notes.shard.keys.notification_key(&bot("b"), "k");
+    let days = |notes: &mut Notes| {
+        let left: i64 = notes.shard.harness.plain().ttl(&key).unwrap();
+        (left + 3_600) / 86_400
+    };
+    let first = notes.schedule(&keyed);
+    let begun = notes.step("b").remove(0);
+    let (second, _) = notes.schedule_over(&keyed, Some((first, "u")));
+    let failed = Ending::Retry(Duration::from_secs(5), "500".into());
+    assert_eq!(notes.finish(&begun, failed), Some("retry".into()));
+    assert_eq!(notes.amend(first, "u", Amendment::Cancel), Amended::Done);
+    assert_eq!(days(&mut notes), 8, "the one that has the key expires in a day");
+    assert_eq!(notes.amend(second, "u", Amendment::Cancel), Amended::Done);
+    assert_eq!(days(&mut notes), 7);
+}
+
+#[test]
 fn one_that_is_being_sent_is_not_replaced_and_ends_by_its_answer() {
     let mut notes = Notes::new();
     let keyed =
