@@ -2,7 +2,7 @@
 
 use fairlane::rate::Change::{Keep, Reset, To};
 use fairlane::rate::{BotRate, Bucket, Change, Rate, Weight};
-use fairlane::redis::scripts::{Budget, Budgeted, Permit, Permitted, Set};
+use fairlane::redis::scripts::{Budget, Budgeted, Permit, Permitted, Set, Verdict};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
@@ -60,6 +60,19 @@ fn a_bot_is_slow_while_its_events_wait_for_tokens_and_the_keys_end_by_themselves
         let ttl: i64 = shard.harness.plain().pttl(key).unwrap();
         assert!((1..=11_001).contains(&ttl), "{key}: {ttl}");
     }
+    shard.push(NOW, "e", &["1", "2", "3"], LIMITS);
+    let full = self::bucket("1/s", 5);
+    assert_eq!(permit(&mut shard, NOW, "e", 1, full), Permitted { granted: 1, wait_ms: 0 });
+    assert_eq!(slow(&mut shard), ["a"], "the events of e wait for a worker");
+    let queue = shard.keys.queue(&bot("a"));
+    let () = shard.harness.plain().del(queue).unwrap();
+    permit(&mut shard, NOW + 2, "a", 1, bucket);
+    assert_eq!(slow(&mut shard), [""; 0], "its events are gone");
+    // The key stays until the last bucket is full.
+    permit(&mut shard, NOW + 3, "d", 1, self::bucket("1/h", 1));
+    let ttl: i64 = shard.harness.plain().pttl(&rate).unwrap();
+    assert!(ttl > 3_600_000, "{ttl}");
+    let () = shard.harness.plain().zrem(&rate, "d").unwrap();
     // A full bucket is forgotten after a while.
     assert_eq!(permit(&mut shard, NOW + 20 * SECOND, "c", 1, bucket).granted, 1);
     let kept: Vec<String> = shard.harness.plain().zrange(&rate, 0, -1).unwrap();
@@ -123,6 +136,18 @@ fn a_raised_rate_ends_the_wait_of_a_parked_bot_and_a_claim_tells_it() {
     let own = shard.claim(NOW).leases[0].own;
     assert_eq!(own.bucket(), Some(bucket("100/s", 7)));
     assert_eq!(own.weight.unwrap().to_string(), "0.25");
+}
+
+#[test]
+fn a_new_rate_touches_no_lease_and_a_new_weight_ends_no_wait() {
+    let mut shard = Shard::new();
+    shard.push(NOW, "a", &["1", "2"], LIMITS);
+    let claimed = shard.claim(NOW);
+    assert!(set(&mut shard, "a", 9, (None, To("100/s"), Keep)));
+    let done = completion(&claimed, 0, 1, Mode::Park { ms: 3_600_000 });
+    assert_eq!(shard.complete(NOW, 100, &[done]).verdicts, [Verdict::Ok]);
+    assert!(set(&mut shard, "a", 9, (Some("2"), Keep, Keep)));
+    assert!(shard.claim(NOW).leases.is_empty());
 }
 
 fn budget(

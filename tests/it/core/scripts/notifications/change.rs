@@ -16,6 +16,9 @@ fn one_is_cancelled_or_moved_until_it_is_being_sent_also_when_its_event_is_queue
     notes.promote();
     assert_eq!(notes.amend(cancelled, "u", Amendment::Cancel), Amended::Done);
     let hour = When::After(Duration::from_secs(3_600));
+    // The state of one that had to wait for its user's threshold.
+    let record = notes.shard.keys.notification(moved);
+    let () = notes.shard.harness.plain().hset(record, "ready", 5).unwrap();
     assert_eq!(notes.amend(moved, "v", Amendment::Move(hour)), Amended::Done);
     assert_eq!(notes.handle("b"), []);
     notes.forget_queue("b");
@@ -24,11 +27,18 @@ fn one_is_cancelled_or_moved_until_it_is_being_sent_also_when_its_event_is_queue
     let begun = notes.step("b").remove(0);
     assert_eq!(begun.id, moved);
     assert_eq!(begun.expires_ms - begun.due_ms, 86_400_000, "it expires later too");
+    assert_eq!(begun.ready_ms, begun.due_ms, "and counts from its new time");
     assert_eq!(notes.amend(moved, "v", Amendment::Cancel), Amended::Not(State::Sending));
     assert_eq!(notes.amend(id(), "v", Amendment::Cancel), Amended::Gone);
 
     let waits = notes.schedule(&NewNotification { waits: true, ..new("b", "w", 0) });
+    let armed = |notes: &mut Notes| {
+        let due = notes.shard.keys.due.clone();
+        notes.shard.harness.plain().zscore::<_, _, u64>(due, waits.to_string()).unwrap()
+    };
+    let before = armed(&mut notes);
     assert_eq!(notes.amend(waits, "w", Amendment::Move(hour)), Amended::Done);
+    assert_eq!(armed(&mut notes), before + 3_600_001, "it expires later");
     assert!(!notes.online("w"), "it is not due any more");
     assert_eq!(notes.amend(waits, "w", Amendment::Cancel), Amended::Done);
     notes.pass(3_601);
@@ -110,7 +120,7 @@ fn a_key_is_kept_as_long_as_its_notification_however_far_it_is_moved() {
     assert_eq!(notes.amend(moved, "u", far), Amended::Done);
     let key = notes.shard.keys.notification_key(&bot("b"), "k");
     let left: i64 = notes.shard.harness.plain().ttl(key).unwrap();
-    assert!(left > 107 * 86_400, "{left}");
+    assert!((107 * 86_400 + 1..=108 * 86_400).contains(&left), "{left}");
 }
 
 #[test]
@@ -128,8 +138,10 @@ fn the_key_of_a_cancelled_notification_ends_with_its_record_unless_another_one_h
     let (second, _) = notes.schedule_over(&keyed, Some((first, "u")));
     let failed = Ending::Retry(Duration::from_secs(5), "500".into());
     assert_eq!(notes.finish(&begun, failed), Some("retry".into()));
-    assert_eq!(notes.amend(first, "u", Amendment::Cancel), Amended::Done);
-    assert_eq!(days(&mut notes), 8, "the one that has the key expires in a day");
+    for change in [Amendment::Move(When::After(100 * DAY)), Amendment::Cancel] {
+        assert_eq!(notes.amend(first, "u", change), Amended::Done);
+        assert_eq!(days(&mut notes), 8, "the one that has the key expires in a day");
+    }
     assert_eq!(notes.amend(second, "u", Amendment::Cancel), Amended::Done);
     assert_eq!(days(&mut notes), 7);
 }

@@ -2,6 +2,7 @@
 
 mod change;
 mod held;
+mod lost;
 mod results;
 mod throttle;
 mod wait;
@@ -377,41 +378,6 @@ fn deleted_dead_letters_are_told_with_those_above_the_quota_of_the_bot() {
 }
 
 #[test]
-fn a_redis_that_lost_the_start_of_a_send_accepts_its_end() {
-    let pause = Duration::from_secs(5);
-    let failed = || "500".to_owned();
-    for ending in [Ending::Sent, Ending::Retry(pause, failed()), Ending::Postpone(pause, failed())]
-    {
-        let mut notes = Notes::new();
-        let note = notes.schedule(&new("b", "u", 0));
-        let key = notes.shard.keys.notification(note);
-        let dump = |notes: &mut Notes| -> Vec<u8> {
-            redis::cmd("DUMP").arg(&key).query(notes.shard.harness.plain()).unwrap()
-        };
-        let before = dump(&mut notes);
-        notes.promote();
-        let begun = notes.handle("b").remove(0);
-        let mut restore = redis::cmd("RESTORE");
-        restore.arg(&key).arg(0).arg(before).arg("REPLACE");
-        restore.exec(notes.shard.harness.plain()).unwrap();
-        let () = notes
-            .shard
-            .harness
-            .plain()
-            .zrem(notes.shard.keys.due.clone(), note.to_string())
-            .unwrap();
-        assert_eq!(notes.state(note), "scheduled");
-        assert_eq!(notes.finish(&begun, ending.clone()), Some(ending.word().to_owned()));
-        assert_eq!(notes.step("b"), [], "{ending:?}: the event that is still queued means nothing");
-        notes.pass(6);
-        let again = notes.step("b");
-        assert_eq!(again.len(), usize::from(ending != Ending::Sent), "{ending:?}");
-        assert!(again.iter().all(|again| again.attempts == 1), "{ending:?}: {again:?}");
-        assert_eq!(notes.finish(&begun, Ending::Sent), None, "and it is believed once");
-    }
-}
-
-#[test]
 fn an_ended_notification_keeps_no_body_unless_it_may_be_redriven() {
     let mut notes = Notes::new();
     let recheck =
@@ -480,33 +446,6 @@ fn a_notification_postponed_until_it_expired_is_a_dead_letter() {
     assert_eq!(notes.step("b"), []);
     assert_eq!(notes.state(note), "dead");
     assert_eq!(notes.stats(), counted(&[("dead", 1), ("received", 1)]));
-}
-
-#[test]
-fn a_notification_in_no_structure_falls_due_again_unless_it_changed_since() {
-    let mut notes = Notes::new();
-    let lost = notes.schedule(&new("b", "u", 60_000));
-    let waits = notes.schedule(&NewNotification { waits: true, ..new("b", "w", 0) });
-    let sent = notes.schedule(&new("b", "x", 0));
-    let begun = notes.step("b").remove(0);
-    notes.finish(&begun, Ending::Sent);
-    for (id, uid) in [(lost, "u"), (waits, "w"), (sent, "x"), (id(), "u")] {
-        assert!(!notes.restore(id, uid, 0), "it is armed, has ended, or is not there");
-    }
-    for key in [notes.shard.keys.due.clone(), notes.shard.keys.later.clone()] {
-        let () = notes.shard.harness.plain().del(key).unwrap();
-    }
-    let held = notes.shard.keys.held().to_owned();
-    let () = notes.shard.harness.plain().hdel(held, &["lb", "Lb"]).unwrap();
-    assert!(!notes.restore(lost, "u", 1), "an event was acted on since");
-    assert!(notes.restore(lost, "u", 0) && notes.restore(waits, "w", 0));
-    assert!(!notes.restore(lost, "u", 0) && !notes.restore(sent, "x", begun.token));
-    assert_eq!(notes.armed(), 2);
-    assert_eq!(notes.step("b"), [], "neither is due");
-    notes.pass(61);
-    assert_eq!(notes.step("b").iter().map(|begun| begun.id).collect::<Vec<_>>(), [lost]);
-    assert!(notes.online("w"), "it still waits");
-    assert_eq!(notes.step("b").iter().map(|begun| begun.id).collect::<Vec<_>>(), [waits]);
 }
 
 #[test]

@@ -3,8 +3,34 @@
 use std::time::Duration;
 
 use fairlane::notifications::record::{Ending, NewNotification};
+use fairlane::notifications::scripts::Release;
+use redis::Commands;
 
+use super::super::bot;
 use super::{Notes, new};
+
+#[test]
+fn a_release_wakes_the_schedulers_and_its_user_is_known_for_the_threshold_at_least() {
+    let mut notes = Notes::new();
+    let waiting = NewNotification { waits: true, ..new("b", "u", 0) };
+    notes.schedule(&waiting);
+    let (keys, now, bot) = (&notes.shard.keys.clone(), notes.time(), &bot("b"));
+    let threshold = Duration::from_secs(10);
+    let release = Release { keys, now, bot, uid: "u", threshold };
+    let (released, heard) = notes.shard.harness.call(notes.now, &release);
+    assert_eq!((released, heard), (true, vec![format!("due {}", now.as_millis())]));
+    let lives = |notes: &mut Notes| -> i64 {
+        notes.shard.harness.plain().pttl(keys.user(bot, "u")).unwrap()
+    };
+    assert!((1..=10_000).contains(&lives(&mut notes)));
+    // After a send it is known for longer.
+    let begun = notes.step("b").remove(0);
+    notes.finish(&begun, Ending::Sent);
+    notes.pass(11);
+    notes.schedule(&waiting);
+    assert!(notes.online("u"));
+    assert!(lives(&mut notes) > 10_000);
+}
 
 #[test]
 fn one_that_waits_for_its_user_is_released_when_due_one_a_call_oldest_first() {
