@@ -318,6 +318,10 @@ impl Fanout {
             let Ok(event) = event else { continue };
             let name = if self.window.is_zero() { EventName::default() } else { name(event) };
             if !self.window.is_zero() && gathered.names.contains(&name) {
+                let wants = |route: &&Route| route.concerns(event) && route.passes(event);
+                let taking = matches.of(&self.routes, event.kind()).iter();
+                let taking = taking.map(|&number| &self.routes[number]).filter(wants);
+                taking.for_each(|route| route.metrics.repeated.increment(1));
                 continue;
             }
             let (index, mut is_wanted, mut encoded) = (gathered.events.len(), false, None);
@@ -489,9 +493,6 @@ impl Matches {
         self.0.get(kind).map_or(&[], Vec::as_slice)
     }
 }
-
-/// How long a failed fan-out waits before it starts again.
-pub(crate) const RESTART: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
 mod tests;

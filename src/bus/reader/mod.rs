@@ -49,7 +49,7 @@ use super::source::{Batch, Log, Released, Source, Standing};
 use super::{BusError, aside};
 use crate::clock::SharedClock;
 use crate::fanout::starts::LogEnd;
-use crate::fanout::{Fanout, FanoutError, Gathered, Positions, RESTART};
+use crate::fanout::{Fanout, FanoutError, Gathered, Positions};
 use crate::id::Offset;
 use crate::lifecycle::Shutdown;
 use crate::presence::BusMeter;
@@ -57,6 +57,8 @@ use crate::redis::scripts::Note;
 use crate::redis::{Link, RedisError, keys};
 use crate::telemetry::{Outage, Recovered};
 
+/// How long a failed fan-out waits before it starts again.
+const RESTART: Duration = Duration::from_millis(250);
 /// Maximum wait of one read.
 const WAIT: Duration = Duration::from_secs(2);
 /// Number of entries in the first read, and the bounds for later ones.
