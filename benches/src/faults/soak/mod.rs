@@ -42,6 +42,7 @@ const TICK: Duration = Duration::from_secs(1);
 const SAMPLE: Duration = Duration::from_secs(10);
 /// Rows of the table.
 const ROWS: usize = 16;
+
 /// The options.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
