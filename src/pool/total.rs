@@ -403,7 +403,8 @@ impl Shared {
     /// Slow calls are no reason, or a pipeline with a rate would handle nothing while Redis is slow.
     pub(super) fn late(&self, shard: &ShardKeys) -> Duration {
         let link = self.queue.link();
-        LATE + link.latency(shard).max(link.latency(shard_of_limits(self))) * CALLS
+        let of_limits = self.total.as_ref().map(|_| link.latency(shard_of_limits(self)));
+        LATE + link.latency(shard).max(of_limits.unwrap_or_default()) * CALLS
     }
 }
 
