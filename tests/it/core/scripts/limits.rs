@@ -195,3 +195,48 @@ fn unused_tokens_of_a_pipeline_return_unless_another_process_took_some_since() {
     // Otherwise the bucket would have more than it can hold.
     assert_eq!(take(NOW + SECOND, "a", 20, (4, second.stamp)).tokens, 8);
 }
+
+#[test]
+fn slices_of_a_pipeline_are_kept_for_processes_that_hold_some_and_end_by_themselves() {
+    let mut shard = Shard::new();
+    let key = shard.keys.slots.clone();
+    let holders = |shard: &mut Shard| -> Vec<String> {
+        let mut holders: Vec<String> = shard.harness.plain().hkeys(&key).unwrap();
+        holders.sort();
+        holders
+    };
+    let hold = |shard: &mut Shard, now: i64, process: &str, wanted, most| {
+        budget(shard, now, process, Some((wanted, most)), None, (0, 0)).slices
+    };
+    assert_eq!(hold(&mut shard, NOW, "a", 9, 1), 1);
+    assert_eq!(hold(&mut shard, NOW, "b", 9, 1), 0);
+    assert_eq!(holders(&mut shard), ["a"], "b holds nothing");
+    let ttl: i64 = shard.harness.plain().pttl(&key).unwrap();
+    assert!((1..=6_000).contains(&ttl), "{ttl}");
+    assert_eq!(hold(&mut shard, NOW + 4 * SECOND, "b", 9, 1), 1);
+    assert_eq!(holders(&mut shard), ["b"], "a vanished");
+    // A process of an older configuration has the limit still.
+    let nothing = Budgeted { slices: 0, tokens: 0, wait_ms: 0, stamp: 0 };
+    assert_eq!(budget(&mut shard, NOW + 4 * SECOND, "b", None, None, (0, 0)), nothing);
+    assert_eq!(holders(&mut shard), ["b"]);
+    assert_eq!(hold(&mut shard, NOW + 5 * SECOND, "b", 0, 1), 0);
+    assert_eq!(holders(&mut shard), [""; 0]);
+}
+
+#[test]
+fn tokens_of_a_pipeline_are_kept_while_its_bucket_is_not_full() {
+    let mut shard = Shard::new();
+    let key = shard.keys.tokens.clone();
+    let take = |shard: &mut Shard, bucket, want, unused| {
+        budget(shard, NOW, "a", None, Some((want, bucket)), unused)
+    };
+    let slow = bucket("1/m", 3);
+    let first = take(&mut shard, slow, 3, (0, 0));
+    assert_eq!(first.tokens, 3);
+    let ttl: i64 = shard.harness.plain().pttl(&key).unwrap();
+    assert!((180_000..=181_001).contains(&ttl), "{ttl}");
+    assert_eq!(take(&mut shard, slow, 2, (1, first.stamp)).tokens, 1, "the one that returns");
+    let () = shard.harness.plain().del(&key).unwrap();
+    let fast = bucket("1000000/s", 2);
+    assert_eq!(take(&mut shard, fast, 3, (0, 0)).tokens, 2);
+}

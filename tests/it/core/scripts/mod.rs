@@ -4,6 +4,7 @@ mod bounds;
 mod costs;
 mod delays;
 mod history;
+mod holdings;
 mod hygiene;
 mod lanes;
 mod limits;

@@ -1,5 +1,8 @@
 //! Counting views.
 
+mod quotas;
+mod redriven;
+
 use std::collections::BTreeMap;
 
 use fairlane::clock::{Clock as _, SystemClock};
