@@ -120,6 +120,8 @@ fn process() -> String {
 struct Portions {
     done: Vec<Vec<u8>>,
     failed: Vec<(BotId, Vec<u8>)>,
+    /// Number of attempts in both.
+    attempts: usize,
 }
 
 impl Writer {
@@ -129,12 +131,11 @@ impl Writer {
         if notes.is_empty() {
             return;
         }
-        let count = notes.done.len() + notes.failed.values().map(Vec::len).sum::<usize>();
         let now_ms = crate::clock::millis(self.clock.now());
         let shards = self.portions(notes);
         let calls: Vec<Record<'_>> = shards
             .iter()
-            .map(|(shard, Portions { done, failed })| Record {
+            .map(|(shard, Portions { done, failed, .. })| Record {
                 keys: &self.places.shards[shard.index()],
                 now_ms,
                 kept: self.kept,
@@ -143,13 +144,17 @@ impl Writer {
             })
             .collect();
         let written = tokio::time::timeout(PATIENCE, self.places.link.call_all(&calls)).await;
-        let failed = match written {
-            Ok(Ok(replies)) => replies.into_iter().find_map(Result::err),
-            Ok(Err(error)) => Some(error),
-            Err(_) => return self.lost(count, &"Redis is slow"),
-        };
-        if let Some(error) = failed {
-            self.lost(count, &error);
+        let all = || shards.values().map(|portions| portions.attempts).sum();
+        match written {
+            Ok(Ok(replies)) => {
+                for (portions, reply) in shards.values().zip(replies) {
+                    if let Err(error) = reply {
+                        self.lost(portions.attempts, &error);
+                    }
+                }
+            }
+            Ok(Err(error)) => self.lost(all(), &error),
+            Err(_) => self.lost(all(), &"Redis is slow"),
         }
     }
 
@@ -161,7 +166,9 @@ impl Writer {
         let mut all: BTreeMap<Shard, Portions> = BTreeMap::new();
         for (shard, done) in shards {
             let portion = |done| packed::portion(&self.process, done);
-            all.entry(shard).or_default().done = done.chunks(PORTION).map(portion).collect();
+            let of_shard = all.entry(shard).or_default();
+            of_shard.attempts += done.len();
+            of_shard.done = done.chunks(PORTION).map(portion).collect();
         }
         for (bot, mut failures) in notes.failed {
             for failure in &mut failures {
@@ -169,6 +176,7 @@ impl Writer {
             }
             let packed = failures.iter().flat_map(packed::failure).collect();
             let of_shard = all.entry(bot.shard(self.places.count)).or_default();
+            of_shard.attempts += failures.len();
             of_shard.failed.push((bot, packed));
         }
         all

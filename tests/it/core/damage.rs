@@ -1,17 +1,21 @@
 //! Damage in one place of Redis, or a full Redis that refuses writes, hides no other information.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fairlane::event::Event;
-use fairlane::id::BotId;
+use fairlane::id::{BotId, ShardCount};
 use fairlane::queue::{Depth, PushOptions, Queue};
 use redis::AsyncCommands as _;
+use tokio::sync::Semaphore;
 
 use crate::support::bus::{add, event};
 use crate::support::cli::run_in;
-use crate::support::config::{STREAM, configs};
-use crate::support::http::{get, metric};
+use crate::support::config::{SHARDS, STREAM, configs};
+use crate::support::http::{Client, get, metric};
 use crate::support::instance::{Instance, queue};
+use crate::support::push::Push;
+use crate::support::receiver::Reply;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, Persistence, RedisServer};
 use crate::support::wait::eventually;
@@ -309,4 +313,35 @@ async fn a_full_redis_is_up_and_its_memory_is_told() {
     })
     .await;
     instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_completion_that_redis_refuses_is_sent_again_and_its_event_is_handled_once() {
+    let gate = Arc::new(Semaphore::new(0));
+    let shut = Arc::clone(&gate);
+    // Far longer than the test waits.
+    let settings = [("pipelines.test.lease_ttl", "\"5m\"")];
+    let push = Push::new(&settings, move |_| {
+        let shut = Arc::clone(&shut);
+        async move {
+            drop(shut.acquire().await);
+            Reply::new(200, "")
+        }
+    })
+    .await;
+    push.publish("a", 0..1).await;
+    let served = push.serve().await;
+    eventually(LONG, "the event is handled", async || push.receiver.called() == 1).await;
+    let shard = BotId::parse("a").unwrap().shard(ShardCount::new(SHARDS).unwrap());
+    let (own, aside) = (format!("fl:{{test:{shard}}}:own"), format!("fl:{{test:{shard}}}:aside"));
+    let mut connection = push.server.connection().await;
+    let () = connection.rename(&own, &aside).await.unwrap();
+    let () = connection.set(&own, "no hash").await.unwrap();
+    gate.add_permits(1);
+    eventually(LONG, "Redis refuses", async || served.log().contains("completions failed")).await;
+    let () = connection.rename(&aside, &own).await.unwrap();
+    let client = Client::new(&served.http());
+    let depth = async || client.get("/v1/pipelines/test").await.json()["depth"].clone();
+    eventually(LONG, "the event is completed", async || depth().await == 0).await;
+    assert_eq!(push.receiver.called(), 1);
 }
