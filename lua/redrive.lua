@@ -6,7 +6,7 @@
 -- KEYS  the eight of shared.lua, [9] dlq, [10] q:<bot>
 -- ARGV  id of the dead letter, bot, slice µs, renew (1 or 0)
 -- Reply 1, or 0 if this bot has no such dead letter
--- Cost  about 18 commands, more behind many events that were redriven before
+-- Cost  about 18 commands, log2 of the events that were redriven before more
 assert(#KEYS == 10 and #ARGV == 4, 'redrive: wrong number of arguments')
 local DLQ, QUEUE, id, bot = KEYS[9], KEYS[10], ARGV[1], ARGV[2]
 local letter = call('XRANGE', DLQ, id, id)[1]
@@ -18,23 +18,25 @@ if fields.bot ~= bot then
   return 0
 end
 -- Sequences are big-endian, so their bytes compare as the numbers do.
-local mine, before, from = string.sub(fields.record, 4, 11), nil, 0
+local mine, before = string.sub(fields.record, 4, 11), nil
 local renews = ARGV[4] == '1'
 if renews then
   local sequence = math.max(tonumber(call('HGET', META, 'seq') or 0) + 1, now_us())
   call('HSET', META, 'seq', sequence)
   fields.record = record(sequence, string.sub(fields.record, 12))
 end
-repeat
-  local heads = renews and {} or call('LRANGE', QUEUE, from, from + 63)
-  for _, head in ipairs(heads) do
-    if string.sub(head, 4, 11) > mine then
-      before = head
-      break
-    end
+-- The events before `low` are not above it, the one at `high` is. The step doubles, because most letters
+-- go to the head: what is not needed of a queue, which may be large, is not read.
+local low, high, step = 0, nil, 1
+while not renews and low ~= high do
+  local place = high and math.floor((low + high) / 2) or low + step - 1
+  local head = call('LINDEX', QUEUE, place)
+  if head and string.sub(head, 4, 11) <= mine then
+    low, step = place + 1, 2 * step
+  else
+    before, high = head or before, place
   end
-  from = from + #heads
-until before or #heads < 64
+end
 local length
 if before then
   length = call('LINSERT', QUEUE, 'BEFORE', before, fields.record)
