@@ -38,7 +38,7 @@
 -- Reply {clock, lowest score if bots became ready or '', next deadline if leases continue or bots are
 --       parked or '', dead letters removed, those of them above a quota, then per item 'OK' | 'STALE' | 'BAD' | 'FULL'}
 -- Cost  7 to 13 commands + 1 a bot, and 1 more for each of: events left, handed over, a failure; 3 a dead
---       letter; 2 an event that moves to a lane, and 4 to 6 a bot with lanes that are set aside; with books 1 + 2 a bot, or with views left 3 a bot + 2 an ad
+--       letter; 2 an event that moves to a lane, and 4 to 6 a bot with lanes that are set aside; with books 1 + 2 a bot, or with views left 1 a bot + 2 an ad
 assert(#KEYS >= 12 and #ARGV >= 15, 'complete: wrong number of arguments')
 local DLQ, DUE, LATER, dead_max = KEYS[9], KEYS[10], KEYS[11], tonumber(ARGV[1])
 local keys_each, quota = tonumber(ARGV[2]), quota_of(ARGV[3])
@@ -96,7 +96,6 @@ local function close(item, n, length)
       books.lower(book, 'r' .. ARGV[i], tonumber(ARGV[i + 2]))
     end
   end
-  books.keep_cached(book) -- while MongoDB is unavailable, only this cache may have the total
 end
 
 -- A finish that is less than this ahead of the clock is noted at random, as this far ahead, with the

@@ -21,8 +21,9 @@
 -- ARGV  number of logs (at least 1), per log: its name, prev, last; then the window ms or 0, slice µs,
 --       linger ms, max queue, overflow, max dead letters, quotas of a bot (see quota_of), bots to
 --       lease at most, their ttl ms, seen (highest clock the copier saw on any shard), length of
---       the views or 0, the views: cached ads (maximum of a generation), then per bot a count and
---       that many ads and numbers; then per bot: id, its own quotas or '', count, events as
+--       the views or 0, the views: cached ads (maximum of a generation), then per bot a count, that
+--       many ads, and of each event the place of its ad from 1 and a number, as '1:5 0:0' (0: none);
+--       then per bot: id, its own quotas or '', count, events as
 --       MessagePack (at most 500 events); with a window the names of all events, 16 bytes each, in
 --       their order, and those of the repetitions that the caller has left out
 -- Reply {'OK', appended, dead, dropped, dead letters removed, events above a quota, dead letters above
@@ -59,12 +60,13 @@ if window > 0 then
   end
 end
 local appended, died, dropped, removed, over, lost, leases, _ = 0, 0, 0, 0, 0, 0, {}, nil
+local rooms = {}
 if bots > 0 then
   local take = tonumber(ARGV[o + 11])
   appended, died, dropped, removed, _, over, lost, leases = append(queues, o + 15 + views, {
     slice = tonumber(ARGV[o + 5]), linger = tonumber(ARGV[o + 6]), max = tonumber(ARGV[o + 7]),
     overflow = ARGV[o + 8], dead = KEYS[10], dead_max = tonumber(ARGV[o + 9]),
-    quota = quota_of(ARGV[o + 10]),
+    quota = quota_of(ARGV[o + 10]), rooms = rooms,
     take = take > 0 and {
       max = take, ttl = tonumber(ARGV[o + 12]), seen = tonumber(ARGV[o + 13]), weight = KEYS[11],
     } or nil,
@@ -74,10 +76,21 @@ if views > 0 then
   local books, at = books(), o + 16
   for bot = 1, bots do
     local ads, book = tonumber(ARGV[at]), books.at(queues - 4 + bots + 4 * bot)
-    for i = at + 1, at + 2 * ads, 2 do
-      books.count(book, ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[o + 15]))
+    local sums, left = {}, rooms[bot]
+    for place, n in string.gmatch(ARGV[at + ads + 1], '(%d+):(%d+)') do
+      -- Events that the queue refused count nothing.
+      if left == 0 then
+        break
+      end
+      left, place = left - 1, tonumber(place)
+      sums[place] = (sums[place] or 0) + tonumber(n)
     end
-    at = at + 1 + 2 * ads
+    for place = 1, ads do
+      if sums[place] then
+        books.count(book, ARGV[at + place], sums[place], tonumber(ARGV[o + 15]))
+      end
+    end
+    at = at + ads + 2
   end
 end
 local moved = {}

@@ -7,8 +7,9 @@
 --   [3] total:1:<bot>                 day: the parity of the server's day tells the young one
 --   [4] acked:<bot>      string, 1 h  the highest completed sequence
 --
--- An ad is in at most one generation. A total is valid only in the run of the server that it names:
--- after Redis lost its last writes, it may be lower than the total in MongoDB.
+-- An ad is in at most one generation. A generation expires when the day after the next one begins, whose
+-- young generation has the same key. A total is valid only in the run of the server that it names: after
+-- Redis lost its last writes, it may be lower than the total in MongoDB.
 --
 -- The functions are made on first use, because most calls of `enqueue` and `complete` are for queues
 -- without books.
@@ -44,26 +45,18 @@ local function books()
       return valid(call('HGET', book.old, ad)), false
     end
 
-    -- The totals stay for at least two more days.
-    local function keep_cached(book)
-      call('PEXPIREAT', book.young, (TODAY + 2) * DAY_MS)
-      call('PEXPIREAT', book.old, (TODAY + 2) * DAY_MS)
-    end
-
-    -- Caches a total in the young generation. With `room` (the maximum of a generation), a full one
-    -- accepts only ads of the old generation. Without `room`, every ad is accepted.
+    -- Caches a total in the young generation. A generation with `room` ads is full, and accepts only
+    -- those that it has: so no bot can fill Redis with totals.
     local function cache(book, ad, total, is_young, room)
       local text = run_now .. '|' .. digits(total)
       if is_young then
         call('HSET', book.young, ad, text)
-      elseif room and call('HLEN', book.young) >= room then
-        if call('HEXISTS', book.old, ad) == 1 then
-          call('HSET', book.old, ad, text)
-        end
-      else
+      elseif call('HLEN', book.young) < room then
         call('HSET', book.young, ad, text)
         call('HDEL', book.old, ad)
         call('PEXPIREAT', book.young, (TODAY + 2) * DAY_MS)
+      elseif call('HEXISTS', book.old, ad) == 1 then
+        call('HSET', book.old, ad, text)
       end
     end
 
@@ -89,8 +82,8 @@ local function books()
     end
 
     made_for_books = {
-      at = book_at, cached = cached, cache = cache, keep_cached = keep_cached, count = count,
-      lower = lower, acknowledge = acknowledge,
+      at = book_at, cached = cached, cache = cache, count = count, lower = lower,
+      acknowledge = acknowledge,
     }
   end
   return made_for_books

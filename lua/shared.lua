@@ -545,7 +545,7 @@ end
 -- many events; KEYS[first..]: their queues.
 -- `limits`: max (events a bot, 0: no bound), overflow ('dead' or 'drop_new'; nil: neither max nor
 -- the quota of queued bytes applies), dead (key), dead_max, linger (ms), slice (µs), quota, take (see
--- lease_fresh; nil: no leases).
+-- lease_fresh; nil: no leases), rooms (table that gets the number of accepted events of each bot).
 -- Returns the numbers of events appended, dead-lettered and dropped, and of dead letters deleted,
 -- the last sequence, how many events and letters exceeded a quota, and the leases for the reply.
 -- Calls settle().
@@ -628,6 +628,9 @@ local function append(first, at, limits, last)
       for i = 1, count do
         bytes = bytes + #records[i]
       end
+    end
+    if limits.rooms then
+      limits.rooms[key - first + 1] = room
     end
     if room > 0 then
       local length = call('RPUSH', KEYS[key], unpack(records, 1, room))

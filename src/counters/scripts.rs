@@ -160,9 +160,10 @@ impl Call for Replace<'_> {
     const NAME: &'static str = "replace";
 
     fn command(&self) -> Cmd {
-        let Counting { limits, ad, .. } = self.counting;
+        let Counting { limits, cached_ads, ad, .. } = self.counting;
         let mut cmd = self.counting.begin(Index::replace, &[]);
         cmd.arg(ad.as_str()).arg(self.total).arg(limits.slice_us).arg(limits.linger_ms);
+        cmd.arg(cached_ads);
         self.counting.event(&mut cmd, self.event);
         cmd
     }
@@ -213,12 +214,12 @@ impl Call for Import<'_> {
     const NAME: &'static str = "import";
 
     fn command(&self) -> Cmd {
-        let Counting { keys, limits, bot, ad, .. } = self.counting;
+        let Counting { keys, limits, cached_ads, bot, ad } = self.counting;
         let remembered = [keys.idempotency(self.key), keys.imports_meter(bot)];
         let mut cmd = self.counting.begin(Index::import, &remembered);
         cmd.arg(ad.as_str()).arg(self.total).arg(limits.slice_us).arg(limits.linger_ms);
         cmd.arg(self.before).arg(self.line).arg(self.upto).arg(self.keep_ms);
-        cmd.arg(limits.quota.key_bytes);
+        cmd.arg(limits.quota.key_bytes).arg(cached_ads);
         self.counting.event(&mut cmd, self.event);
         cmd
     }

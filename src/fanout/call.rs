@@ -1,28 +1,23 @@
 //! One `enqueue` call for a shard: its events by bot, and what belongs to them.
 
-use std::collections::BTreeMap;
-
 use rustc_hash::FxHashMap;
 
 use super::Wanted;
 use crate::id::{BotId, Offset};
-use crate::ledger::{Account, Posting};
+use crate::ledger::Posting;
 use crate::redis::scripts::EventName;
 
 /// Maximum number of bytes in one enqueue call; a single larger event is sent alone.
 const CALL_BYTES: usize = 256 * 1_024;
 
-/// The name of an event, and its ledger entry.
-type Named<'a> = (EventName, Option<&'a Posting>);
-
 /// The events of a call for one shard, by bot.
 #[derive(Debug, Default)]
 pub(super) struct CallBatch<'a> {
     pub(super) bots: Vec<(BotId, Vec<&'a [u8]>)>,
-    /// Ledger entries per bot, if the queues have a ledger.
-    pub(super) postings: Vec<BTreeMap<Account, u64>>,
-    /// Per bot, of each event its name and its ledger entry, if repetitions are dropped.
-    pub(super) named: Vec<Vec<Named<'a>>>,
+    /// Per bot the ledger entry of each event, if the queues have a ledger.
+    pub(super) postings: Vec<Vec<Option<&'a Posting>>>,
+    /// Per bot the name of each event, if repetitions are dropped.
+    pub(super) named: Vec<Vec<EventName>>,
     /// The names of repetitions that were left out.
     pub(super) left_out: Vec<EventName>,
     places: FxHashMap<BotId, usize>,
@@ -52,17 +47,15 @@ impl<'a> CallBatch<'a> {
     }
 
     /// Adds the ledger entry of an event of the bot at `place`.
-    pub(super) fn post(&mut self, place: usize, posting: Option<&Posting>) {
-        self.postings.resize_with(self.bots.len(), BTreeMap::new);
-        if let Some(Posting { account, amount }) = posting {
-            *self.postings[place].entry(account.clone()).or_default() += amount;
-        }
+    pub(super) fn post(&mut self, place: usize, posting: Option<&'a Posting>) {
+        self.postings.resize_with(self.bots.len(), Vec::new);
+        self.postings[place].push(posting);
     }
 
     /// Notes the name of an event of the bot at `place`.
-    pub(super) fn name(&mut self, place: usize, name: EventName, posting: Option<&'a Posting>) {
+    pub(super) fn name(&mut self, place: usize, name: EventName) {
         self.named.resize_with(self.bots.len(), Vec::new);
-        self.named[place].push((name, posting));
+        self.named[place].push(name);
     }
 
     /// Whether the event needs another call. `size`: the maximum number of events.
@@ -73,8 +66,8 @@ impl<'a> CallBatch<'a> {
     /// A call with these events, which is sent again.
     pub(super) fn of(
         bots: Vec<(BotId, Vec<&'a [u8]>)>,
-        postings: Vec<BTreeMap<Account, u64>>,
-        named: Vec<Vec<Named<'a>>>,
+        postings: Vec<Vec<Option<&'a Posting>>>,
+        named: Vec<Vec<EventName>>,
         left_out: Vec<EventName>,
         lasts: Vec<(usize, Offset)>,
     ) -> Self {
@@ -91,9 +84,11 @@ impl<'a> CallBatch<'a> {
             left_out: std::mem::take(&mut self.left_out),
             ..Self::default()
         };
-        let has_ledger = !self.postings.is_empty();
-        for ((bot, events), named) in self.bots.into_iter().zip(self.named) {
-            for (event, (name, posting)) in events.into_iter().zip(named) {
+        let mut postings = self.postings.into_iter();
+        for ((bot, events), names) in self.bots.into_iter().zip(self.named) {
+            let mut postings = postings.next().map(Vec::into_iter);
+            for (event, name) in events.into_iter().zip(names) {
+                let posting = postings.as_mut().and_then(Iterator::next);
                 let is_repeated = repeated.next_if_eq(&at).is_some();
                 at += 1;
                 if is_repeated {
@@ -107,8 +102,8 @@ impl<'a> CallBatch<'a> {
                 kept.bots[place].1.push(event);
                 kept.events += 1;
                 kept.bytes += event.len();
-                kept.name(place, name, posting);
-                if has_ledger {
+                kept.name(place, name);
+                if let Some(posting) = posting {
                     kept.post(place, posting);
                 }
             }
@@ -120,6 +115,7 @@ impl<'a> CallBatch<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::Account;
 
     fn wanted(log: usize, at: u64, bot: &str) -> Wanted {
         Wanted {
@@ -179,7 +175,7 @@ mod tests {
         for (at, bot) in [(0, "a"), (1, "b"), (2, "a"), (3, "c")] {
             let place = call.add(&wanted(0, at as u64, bot), &b"wxyz"[..=at]);
             call.post(place, Some(&postings[at]));
-            call.name(place, name(u8::try_from(at).unwrap()), Some(&postings[at]));
+            call.name(place, name(u8::try_from(at).unwrap()));
         }
         // The places count the events by bot: a has the first two.
         let call = call.without(&[0, 3]);
@@ -188,9 +184,11 @@ mod tests {
         assert_eq!((call.events, call.bytes), (2, 5));
         assert_eq!(call.left_out, [name(0), name(3)]);
         assert_eq!(call.lasts, [(0, offset(3))], "the log is covered all the same");
-        let amounts = |bot: usize| call.postings[bot].values().copied().collect::<Vec<_>>();
+        let amounts = |bot: usize| {
+            call.postings[bot].iter().flatten().map(|posting| posting.amount).collect::<Vec<_>>()
+        };
         assert_eq!([amounts(0), amounts(1)], [[100], [10]]);
-        let named: Vec<u8> = call.named.iter().flatten().map(|(name, _)| name[0]).collect();
+        let named: Vec<u8> = call.named.iter().flatten().map(|name| name[0]).collect();
         assert_eq!(named, [2, 1]);
         let none = call.without(&[0, 1]);
         assert_eq!((none.events, none.bytes, none.bots.len()), (0, 0, 0));

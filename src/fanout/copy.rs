@@ -147,7 +147,7 @@ impl Route {
                     call.post(place, posting);
                 }
                 if !copying.window.is_zero() {
-                    call.name(place, wanted.name, posting);
+                    call.name(place, wanted.name);
                 }
             }
         }
@@ -304,7 +304,7 @@ impl Route {
             });
             let repeats = (!window.is_zero()).then(|| Repeats {
                 window_ms: millis(window),
-                names: batch.named.iter().flatten().map(|(name, _)| *name).collect(),
+                names: batch.named.iter().flatten().copied().collect(),
                 left_out: batch.left_out,
             });
             let take = reserved.as_mut().map_or_else(Take::default, |it| it.ask(bots.len()));

@@ -66,7 +66,7 @@ pub struct Enqueue<'a> {
     /// Serialised events per bot, in order.
     pub bots: Vec<(BotId, Vec<&'a [u8]>)>,
     /// The ledger entries of the events, if the queues have a ledger.
-    pub postings: Option<Postings>,
+    pub postings: Option<Postings<'a>>,
     /// The leases that the caller wants.
     pub take: Take,
 }
@@ -179,7 +179,6 @@ impl Call for Enqueue<'_> {
         cmd.arg(self.take.max).arg(self.take.ttl_ms).arg(self.take.seen);
         match &self.postings {
             Some(postings) => {
-                cmd.arg(postings.len());
                 postings.add_to(&mut cmd);
             }
             None => {

@@ -1,8 +1,9 @@
 //! The ledger arguments of `enqueue` and `complete`, and the script `recount`.
 
-use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 use redis::{Cmd, Value};
+use rustc_hash::FxHashMap;
 
 use super::{Call, Index, Limits, evalsha};
 use crate::id::{BotId, Offset};
@@ -54,35 +55,50 @@ impl Call for Recount<'_> {
 
 /// The ledger entries of the events in an enqueue.
 #[derive(Debug, Default)]
-pub struct Postings {
+pub struct Postings<'a> {
     /// Maximum number of accounts of a bot whose totals one generation caches.
     pub cached_accounts: u64,
-    /// Per bot of the call, in the same order: accounts and amounts.
-    pub bots: Vec<BTreeMap<Account, u64>>,
+    /// Per bot of the call the entry of each event, in the same order.
+    pub bots: Vec<Vec<Option<&'a Posting>>>,
 }
 
-impl Postings {
+impl Postings<'_> {
     /// The sum of the amounts.
     #[must_use]
     pub fn sum(&self) -> u64 {
-        self.bots.iter().flat_map(BTreeMap::values).sum()
+        self.bots.iter().flatten().flatten().map(|posting| posting.amount).sum()
     }
 
-    /// The number of arguments.
-    pub(super) fn len(&self) -> usize {
-        1 + self.bots.iter().map(|accounts| 1 + 2 * accounts.len()).sum::<usize>()
-    }
-
-    /// The arguments.
+    /// Adds the number of the arguments and the arguments.
     pub(super) fn add_to(&self, cmd: &mut Cmd) {
-        cmd.arg(self.cached_accounts);
-        for accounts in &self.bots {
+        let bots: Vec<(Vec<&Account>, String)> = self.bots.iter().map(|all| of_bot(all)).collect();
+        let length = 1 + bots.iter().map(|(accounts, _)| 2 + accounts.len()).sum::<usize>();
+        cmd.arg(length).arg(self.cached_accounts);
+        for (accounts, entries) in bots {
             cmd.arg(accounts.len());
-            for (account, amount) in accounts {
-                cmd.arg(account.as_str()).arg(*amount);
+            for account in accounts {
+                cmd.arg(account.as_str());
             }
+            cmd.arg(entries);
         }
     }
+}
+
+/// The accounts of a bot's events, and of each event the place of its account from 1 and its amount.
+fn of_bot<'a>(postings: &[Option<&'a Posting>]) -> (Vec<&'a Account>, String) {
+    let (mut accounts, mut entries) = (Vec::new(), String::with_capacity(4 * postings.len()));
+    let mut places: FxHashMap<&Account, usize> = FxHashMap::default();
+    for posting in postings {
+        let (place, amount) = posting.map_or((0, 0), |Posting { account, amount }| {
+            let place = *places.entry(account).or_insert_with(|| {
+                accounts.push(account);
+                accounts.len()
+            });
+            (place, *amount)
+        });
+        let _ = write!(entries, "{place}:{amount} ");
+    }
+    (accounts, entries)
 }
 
 /// The ledger entries of leaving events, as arguments of a completion.

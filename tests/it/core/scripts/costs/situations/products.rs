@@ -6,7 +6,7 @@ use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::counters::scripts::{Counting, IncrementIfExists, Replace, Upsert, Viewed, Views};
 use fairlane::counters::view::AdId;
 use fairlane::id::Sequence;
-use fairlane::ledger::{Account, Leaving};
+use fairlane::ledger::{Account, Leaving, Posting};
 use fairlane::notifications::record::{
     Begun, Caps, Duplicates, Ended, Ending, NewNotification, NotificationId,
 };
@@ -54,8 +54,10 @@ pub(super) async fn counters<M: Meter>(stage: &mut Stage<M>) {
     {
         stage.clear("counters").await;
         let mut copy = stage.copy(keys, &some(bots), ads, LIMITS);
-        let posted = accounts(ads).map(|account| (account, 1)).collect();
-        copy.postings = Some(Postings { cached_accounts: CACHED, bots: vec![posted; bots] });
+        let posted: Vec<Posting> =
+            accounts(ads).map(|account| Posting { account, amount: 1 }).collect();
+        let of_bot = posted.iter().map(Some).collect();
+        copy.postings = Some(Postings { cached_accounts: CACHED, bots: vec![of_bot; bots] });
         stage.measure(situation, &copy).await;
     }
     // The last situation left 10 events in each queue.
