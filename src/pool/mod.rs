@@ -325,11 +325,11 @@ impl Pool {
             shared.occupancy.set_wanted(true);
             let room = room(&shared, &mut scaler, started.elapsed());
             let slack = i64::try_from(shared.estimate.slice().min(FAIR_SLICE).as_micros());
-            let (room, reserved, closed) = within_total(&shared, room).await;
-            let asks = shared.board.next_round(room, slack.unwrap_or(0));
+            let Permitted { room, leases, reserved, closed } = within_total(&shared, room).await;
+            let asks = shared.board.next_round(leases, slack.unwrap_or(0));
             let reserved = total::Reserved::split(&shared, reserved, &asks);
             if asks.is_empty() {
-                if room > 0 && claims.is_empty() {
+                if room > 0 && claims.is_empty() && !shared.board.has_work() {
                     shared.deferral.drained();
                 }
                 // With free places, only the board has news.
@@ -371,20 +371,30 @@ impl Pool {
     }
 }
 
-/// The part of `room` that the limits over all processes allow, which it reserves, and until when they
-/// allow nothing.
-async fn within_total(
-    shared: &Arc<Shared>,
+/// What a round may claim.
+struct Permitted {
+    /// Number of free places, within the limits over all processes.
     room: usize,
-) -> (usize, Option<Asked>, Option<Instant>) {
-    let Some(total) = &shared.total else { return (room, None, None) };
+    /// Number of leases; all are reserved if there are such limits.
+    leases: usize,
+    reserved: Option<Asked>,
+    /// Until when the limits allow nothing.
+    closed: Option<Instant>,
+}
+
+/// The part of `room` that the limits over all processes allow, which it reserves.
+async fn within_total(shared: &Arc<Shared>, room: usize) -> Permitted {
+    let Some(total) = &shared.total else {
+        return Permitted { room, leases: room, reserved: None, closed: None };
+    };
     if !shared.board.has_work() {
         total.rest(shared).await;
-        return (room, None, None);
+        // Bots may have become ready meanwhile: nothing is reserved for them yet.
+        return Permitted { room, leases: 0, reserved: None, closed: None };
     }
     let asked = total.reserve(shared, room).await;
     let closed = total.closed_until().filter(|_| asked.leases == 0);
-    (asked.leases, Some(asked), closed)
+    Permitted { room: asked.leases, leases: asked.leases, reserved: Some(asked), closed }
 }
 
 async fn sleep_until(at: Option<Instant>) {

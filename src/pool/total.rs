@@ -24,8 +24,12 @@ use crate::redis::keys::ShardKeys;
 use crate::redis::scripts::{Budget, Budgeted};
 use crate::telemetry::Outage;
 
-/// How long a process holds slices without a renewal.
-const TTL: Duration = Duration::from_secs(3);
+/// How long a process holds slices without a renewal. Two calls without an answer do not end it.
+const TTL: Duration = Duration::from_secs(5);
+/// Interval of renewals.
+const RENEW: Duration = Duration::from_secs(1);
+/// A renewal that failed is repeated after this time.
+const RETRY: Duration = Duration::from_millis(100);
 /// The process stops using them this long before they end.
 const MARGIN: Duration = Duration::from_millis(300);
 /// A process takes the tokens of about this time at once, and of the calls until it asks again: it asks,
@@ -254,8 +258,8 @@ impl Total {
         state.take(self.limits, held, room, Instant::now())
     }
 
-    /// Asks for `more` leases than this process has.
-    async fn ask(&self, shared: &Shared, more: usize) {
+    /// Asks for `more` leases than this process has. Returns whether there was an answer.
+    async fn ask(&self, shared: &Shared, more: usize) -> bool {
         let _one = self.calls.lock().await;
         let sent = Instant::now();
         let wish = {
@@ -279,6 +283,7 @@ impl Total {
                 ASKS.succeeded();
                 let (calls, late) = ((sent, Instant::now()), shared.late(shard_of_limits(shared)));
                 self.state().granted(self.limits, &wish, granted, calls, late);
+                true
             }
             Err(error) => {
                 if let Some(suppressed) = ASKS.failed() {
@@ -286,6 +291,7 @@ impl Total {
                         "cannot ask for the limits of all processes; retrying");
                 }
                 self.state().again = Instant::now() + AGAIN;
+                false
             }
         }
     }
@@ -327,9 +333,10 @@ impl Total {
         if self.limits.concurrency.is_none() {
             return;
         }
+        let mut answered = true;
         loop {
             let stopping = shared.shutdown.soft.is_cancelled();
-            let pause = if stopping { MARGIN / 3 } else { TTL / 3 };
+            let pause = if stopping || !answered { RETRY } else { RENEW };
             tokio::select! {
                 biased;
                 () = shared.shutdown.hard.cancelled() => return,
@@ -337,7 +344,7 @@ impl Total {
                 () = tokio::time::sleep(pause) => {}
             }
             if self.state().slices > 0 {
-                self.ask(&shared, 0).await;
+                answered = self.ask(&shared, 0).await;
             } else if stopping && shared.occupancy.held() == 0 {
                 return;
             }

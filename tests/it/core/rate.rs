@@ -18,7 +18,9 @@ use crate::support::config::{STREAM, config};
 use crate::support::fleet::Fleet;
 use crate::support::history::Record;
 use crate::support::instance::Instance;
+use crate::support::interceptor::Interception;
 use crate::support::proxy::distance::Distance;
+use crate::support::proxy::{Proxy, holds};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::wait::eventually;
@@ -305,6 +307,34 @@ async fn a_pipeline_with_a_total_rate_handles_events_although_one_primary_is_slo
         eventually(LONG, &what, async || log.len() >= published as usize).await;
         distance.set(Duration::ZERO);
     }
+    instance.stop().await;
+}
+
+/// While a process waits for an answer about the limits, bots become ready.
+#[tokio::test]
+async fn events_that_come_while_unused_tokens_return_are_within_the_total_rate() {
+    let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    let proxy = Proxy::start(server.tcp_addr()).await;
+    // At its start it asks for tokens, and returns them while nobody is ready.
+    let returning = proxy.intercept(holds([":tokens"]), 2, Interception::HoldReply);
+    let log = Log::default();
+    let url = format!("{:?}", proxy.url());
+    let settings = [("pipelines.test.total_rate", "\"40/s\""), ("redis.url", &*url)];
+    let instance = Instance::start(&config(&server, "test", &settings), log.content()).await;
+    assert!(returning.catches(LONG).await);
+    let events: Vec<String> = (0..100).map(|id| event("bot", "test", id)).collect();
+    add(&server, STREAM, &events).await;
+    let queue = instance.queue("test");
+    let bot = BotId::parse("bot").unwrap();
+    eventually(LONG, "they are queued", async || {
+        queue.view_bot(&bot, SystemClock.now()).await.is_ok_and(|view| view.depth == 100)
+    })
+    .await;
+    returning.release();
+    eventually(LONG, "all are handled", async || log.len() == events.len()).await;
+    let mut times: Vec<u64> =
+        log.all().iter().map(|seen| fairlane::clock::micros(seen.at)).collect();
+    assert_within(&mut times, 40.0, 40.0 + 10.0);
     instance.stop().await;
 }
 
