@@ -113,8 +113,10 @@ struct Latency {
     seen: usize,
     /// P90 with few requests in flight, µs.
     baseline: Option<f64>,
-    /// Average deadline of its requests, µs.
+    /// Average deadline of the requests that have one, µs.
     given: Option<f64>,
+    /// Number of requests of this window that have one.
+    timed: usize,
     /// Median latency, µs.
     median: f64,
 }
@@ -189,6 +191,7 @@ impl Limiter {
         }
         latency.seen += 1;
         if let Some(given) = sample.given {
+            latency.timed += 1;
             let given = given.as_secs_f64() * 1e6;
             let known = latency.given.unwrap_or(given);
             latency.given = Some(known + 0.05 * (given - known));
@@ -223,6 +226,7 @@ impl Limiter {
         for operation in std::mem::take(&mut self.touched) {
             let latency = &mut self.operations[usize::from(operation.0) % OPERATIONS_MAX];
             let seen = std::mem::take(&mut latency.seen);
+            let timed = std::mem::take(&mut latency.timed);
             let Some((middle, p90)) = quantiles(&mut latency.samples) else {
                 latency.samples.clear();
                 continue;
@@ -245,10 +249,12 @@ impl Limiter {
             latency.baseline = Some(baseline);
             let good = (baseline * TOLERANCE).max(NEVER_SLOW);
             // An answer after half of its deadline is too late for some callers. But the latency
-            // cannot be below the one without load.
-            let good = latency
-                .given
-                .map_or(good, |given| good.min(given / 2.0).max(baseline * TOLERANCE_LEAST));
+            // cannot be below the one without load. Callers with deadlines count as their part of
+            // the requests, so a few of them do not decide for all.
+            let good = latency.given.map_or(good, |given| {
+                let in_time = good.min(given / 2.0).max(baseline * TOLERANCE_LEAST);
+                good + timed as f64 / seen as f64 * (in_time - good)
+            });
             ratios += p90 / good * seen as f64;
             samples += seen as f64;
         }

@@ -254,6 +254,7 @@ fn there_was_room_if_the_latency_was_below_the_good_one_and_no_probe_ran() {
         let mut limiter = Limiter::new(1_000);
         limiter.probe = probe;
         limiter.operations[1].given = given_ms.map(|ms| ms as f64 * 1_000.0);
+        limiter.operations[1].timed = if given_ms.is_some() { SAMPLES_MIN } else { 0 };
         judge(&mut limiter, took_us, 5, true).had_room
     };
     let none = Probe::No { last: Duration::ZERO };
@@ -262,6 +263,23 @@ fn there_was_room_if_the_latency_was_below_the_good_one_and_no_probe_ran() {
     // Half of the deadline is good, but not less than a quarter more than without load.
     assert!(had_room(14_999, Some(30), none) && !had_room(15_000, Some(30), none));
     assert!(had_room(12_499, Some(10), none) && !had_room(12_500, Some(10), none));
+}
+
+#[test]
+fn a_few_callers_with_a_short_deadline_hardly_change_what_is_good_for_all() {
+    let had_room = |took_us, timed| {
+        let mut limiter = Limiter::new(1_000);
+        limiter.operations[1].given = Some(1_000.0);
+        limiter.operations[1].timed = timed;
+        judge(&mut limiter, took_us, 5, true).had_room
+    };
+    // Between the 20 ms of those without a deadline and 12.5 ms.
+    let mixed = |timed: usize| 20_000 - 7_500 * timed as u64 / SAMPLES_MIN as u64;
+    for timed in [1, SAMPLES_MIN / 2, SAMPLES_MIN] {
+        let good = mixed(timed);
+        assert!(had_room(good - 1, timed) && !had_room(good + 1, timed), "{timed}");
+    }
+    assert!(mixed(1) > 19_000);
 }
 
 #[test]
