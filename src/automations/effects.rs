@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{FutureExt as _, StreamExt as _, stream};
+use rustc_hash::FxHashMap;
 use serde_json::json;
 
 use super::decide::{DUE, Deed, Effect, Note, emitted, name};
@@ -147,20 +148,17 @@ impl Effects {
             Ok(())
         };
         let doing = async {
-            let each = others
-                .into_iter()
-                .map(|(at, other)| async move { (at, self.carry(other, now).await) }.boxed());
+            let each = chains(others).into_iter().map(|chain| self.carry_chain(chain, now).boxed());
             let mut doing = stream::iter(each.collect::<Vec<_>>()).buffered(AT_ONCE);
-            let (mut refused, mut failed) = (Vec::new(), None);
-            while let Some((at, done)) = doing.next().await {
-                match done {
-                    Ok(None) => {}
-                    Ok(Some(note)) => refused.push((at, note)),
-                    Err((away, reason)) => {
-                        failed.get_or_insert(Failed { at, away, reason });
-                    }
-                }
+            let (mut refused, mut failed) = (Vec::new(), None::<Failed>);
+            while let Some((notes, end)) = doing.next().await {
+                refused.extend(notes);
+                failed = match (failed, end) {
+                    (Some(first), Some(second)) if second.at >= first.at => Some(first),
+                    (first, second) => second.or(first),
+                };
             }
+            refused.sort_by_key(|(at, _)| *at);
             failed.map_or(Ok(refused), Err)
         };
         // Wait for all of them: a cancelled one would be repeated without need.
@@ -173,6 +171,24 @@ impl Effects {
             (Err(first), Err(second)) if second.at < first.at => Err(second),
             (Err(failed), _) | (Ok(()), Err(failed)) => Err(failed),
         }
+    }
+
+    /// Carries out effects one after the other. Returns which can never be done, and the failure that
+    /// ended it.
+    async fn carry_chain(
+        &self,
+        chain: Vec<(usize, Other<'_>)>,
+        now: Duration,
+    ) -> (Vec<Refused>, Option<Failed>) {
+        let mut refused = Vec::new();
+        for (at, other) in chain {
+            match self.carry(other, now).await {
+                Ok(None) => {}
+                Ok(Some(note)) => refused.push((at, note)),
+                Err((away, reason)) => return (refused, Some(Failed { at, away, reason })),
+            }
+        }
+        (refused, None)
     }
 
     async fn emit(&self, batch: &Batch) -> Result<(), Failed> {
@@ -293,6 +309,27 @@ impl Effects {
 enum Other<'a> {
     Later(&'a Effect, Event, Duration),
     Effect(&'a Event, &'a Effect, Option<TraceContext>),
+}
+
+/// The effects, of which those in a chain follow one another: the notifications to a subscriber, because a
+/// throttle accepts the first ones.
+fn chains<'a>(others: Vec<(usize, Other<'a>)>) -> Vec<Vec<(usize, Other<'a>)>> {
+    let mut chains: Vec<Vec<(usize, Other<'a>)>> = Vec::with_capacity(others.len());
+    let mut places = FxHashMap::default();
+    for (at, other) in others {
+        let subscriber = match &other {
+            Other::Effect(event, effect, _) if matches!(effect.deed, Deed::Notify(_)) => {
+                event.subject()
+            }
+            _ => None,
+        };
+        let place = subscriber.map(|subscriber| *places.entry(subscriber).or_insert(chains.len()));
+        match place.and_then(|place| chains.get_mut(place)) {
+            Some(chain) => chain.push((at, other)),
+            None => chains.push(vec![(at, other)]),
+        }
+    }
+    chains
 }
 
 fn add(batches: &mut Vec<Batch>, at: usize, event: &Event) {

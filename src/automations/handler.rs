@@ -207,7 +207,13 @@ impl AutomationHandler {
             subject.used = true;
             if subject.kept.sequence.is_some_and(|last| *sequence <= last) {
                 match decided_before(&subject.kept, *sequence) {
-                    Ok(decision) => work.decisions.push(decision),
+                    Ok((decision, stored)) => {
+                        bytes += stored;
+                        // A read does not tell whether a majority has it. So it is written again
+                        // before its actions.
+                        subject.dirty |= subject.source == Source::Read;
+                        work.decisions.push(decision);
+                    }
                     // The events before it are carried out first.
                     Err(_) if at > 0 => break,
                     Err(reason) => return Err(Failure::transient(at, reason)),
@@ -405,12 +411,14 @@ impl Handler for AutomationHandler {
     }
 }
 
-/// The stored decision on an event up to its profile's sequence.
-fn decided_before(kept: &Kept, sequence: Sequence) -> Result<Decision, String> {
+/// The stored decision about an event, and its bytes.
+fn decided_before(kept: &Kept, sequence: Sequence) -> Result<(Decision, usize), String> {
     let found = kept.decided.iter().find(|(decided, _)| *decided == sequence);
-    let Some((_, text)) = found else { return Ok(Decision::default()) };
-    serde_json::from_str(text)
-        .map_err(|error| format!("the stored decision cannot be read: {error}"))
+    let Some((_, text)) = found else { return Ok((Decision::default(), 0)) };
+    let decision = serde_json::from_str(text);
+    let decision =
+        decision.map_err(|error| format!("the stored decision cannot be read: {error}"))?;
+    Ok((decision, text.len()))
 }
 
 /// Drops decisions that cannot be needed any more: `first` is the first event that is not done.

@@ -77,6 +77,8 @@ struct State {
     shared: HashSet<Arc<Wants>>,
     /// All types that a bot has or had rules for. Usually few events of a bus have one of them.
     types: FxHashSet<Box<str>>,
+    /// Their number when those that no bot has any more were removed.
+    types_kept: usize,
     /// Whether a bot has or had a rule with a pattern.
     patterns: bool,
     /// Whether all rules were read once.
@@ -219,6 +221,7 @@ impl Subscriptions {
                 None => drop(state.bots.remove(bot)),
             }
         }
+        state.forget_types();
         // Remove sets without a bot.
         if state.shared.len() > 1_000 && state.shared.len() > 2 * state.bots.len() {
             state.shared.retain(|wants| Arc::strong_count(wants) > 1);
@@ -245,6 +248,17 @@ impl State {
             }
         }
         self.bots.insert(bot, wants);
+    }
+
+    /// Removes the types that no bot has any more, once they may be half of all: a tenant can give a
+    /// rule new types again and again.
+    fn forget_types(&mut self) {
+        if self.types.len() > 1_000 && self.types.len() > 2 * self.types_kept {
+            let all = self.bots.values().flat_map(|wants| &wants.exact);
+            let kept: FxHashSet<&str> = all.map(|kind| &**kind).collect();
+            self.types.retain(|kind| kept.contains(&**kind));
+            self.types_kept = self.types.len();
+        }
     }
 
     fn settle(&mut self, doubts: &Doubts) {
@@ -374,5 +388,18 @@ mod tests {
         let rules: Vec<_> = (0..100).map(|n| rule(&n.to_string(), &["a", "b*"], true)).collect();
         let known = loaded(&rules);
         assert_eq!(known.read().shared.len(), 1);
+    }
+
+    #[test]
+    fn a_bot_that_changes_its_types_again_and_again_fills_no_memory() {
+        let known = loaded(&[rule("a", &["kept"], true)]);
+        for round in 0..1_000 {
+            let kinds: Vec<String> = (0..10).map(|n| format!("type {round} {n}")).collect();
+            let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
+            known.update(&[bot("b")], wanted(&[rule("b", &kinds, true)]), &known.doubts());
+            assert!(known.wants(&event("b", kinds[9])));
+        }
+        assert!(known.wants(&event("a", "kept")) && !known.wants(&event("b", "type 0 0")));
+        assert!(known.read().types.len() <= 1_010, "{}", known.read().types.len());
     }
 }

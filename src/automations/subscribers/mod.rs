@@ -299,14 +299,14 @@ async fn write(mongo: Mongo, items: Vec<Item>, place: Slot) -> Result<Outcome, M
         Ok(outcome)
     };
     let updating = async {
-        let (mut outcome, count, mut modified) = (Outcome::default(), next.len(), 0);
+        let (mut outcome, count, mut matched) = (Outcome::default(), next.len(), 0);
         for (places, statements) in commands(next) {
             let keep = Arc::clone(&keep);
             let done = mongo.update(SUBSCRIBERS, statements, false, ANSWER_TIMEOUT, keep).await?;
-            modified += done.modified;
+            matched += done.matched;
             outcome.add(done.refused, &places);
         }
-        outcome.updated = modified == count;
+        outcome.updated = matched == count;
         Ok(outcome)
     };
     // Waits for both, so that a failed command does not end the wait for the other.

@@ -34,6 +34,8 @@ pub(crate) struct Inserted {
 pub(crate) struct Updated {
     /// Number of changed documents.
     pub(crate) modified: usize,
+    /// Number of found documents, also of those that had the content already.
+    pub(crate) matched: usize,
     /// The indexes of the statements that created a document.
     pub(crate) upserted: Vec<usize>,
     /// The failed statements. An ordered command has at most one. The statements after it were not
@@ -90,7 +92,10 @@ impl Mongo {
         let (reply, refused) = self.written(UPDATE, command, within, keep).await?;
         let bad = |bad| self.bad(UPDATE, bad);
         let modified = count(&reply, "nModified").ok_or(Bad::Shape("nModified")).map_err(bad)?;
-        Ok(Updated { modified, upserted: upserted(&reply).map_err(bad)?, refused })
+        let found = count(&reply, "n").ok_or(Bad::Shape("n")).map_err(bad)?;
+        let upserted = upserted(&reply).map_err(bad)?;
+        let matched = found.saturating_sub(upserted.len());
+        Ok(Updated { modified, matched, upserted, refused })
     }
 
     /// Inserts the documents by one command, in any order, and returns once a majority has all of

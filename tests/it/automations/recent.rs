@@ -108,9 +108,12 @@ async fn a_profile_whose_write_has_no_answer_is_read_again() {
     settles(&stores, 1).await;
     let lost = node.mongo.intercept(writes_to(SUBSCRIBERS), 1, Interception::LoseReply);
     let read = node.mongo.intercept(on("find", SUBSCRIBERS), 1, Interception::Watch);
+    let again = node.mongo.intercept(writes_to(SUBSCRIBERS), 1, Interception::Watch);
     publish(&stores, &[of_u("2", "go")]).await;
     eventually(LONG, "the profile is read", async || read.has_caught()).await;
     assert!(lost.has_caught());
+    // A read does not tell whether a majority has the decision.
+    eventually(LONG, "it is written again", async || again.has_caught()).await;
     publish(&stores, &[of_u("3", "ask")]).await;
     settles(&stores, 5).await;
     assert_eq!(emitted(&stores, "yes").await.len(), 1);
