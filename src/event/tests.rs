@@ -69,6 +69,8 @@ fn a_malformed_event_is_refused_with_the_attribute_and_the_remedy() {
         (minimal("").replace(r#""id":"1""#, r#""id":"""#), "it is empty"),
         (minimal("").replace(r#""id":"1""#, &format!(r#""id":"{long}""#)), "it has 1025 bytes"),
         (minimal(r#","id":"2""#), r#""id" is given twice"#),
+        (minimal(r#","subject":null,"subject":"x""#), r#""subject" is given twice"#),
+        (minimal(r#","subject":null,"subject":null"#), r#""subject" is given twice"#),
         (minimal(r#","time":"yesterday""#), r#"attribute "time" is not usable"#),
         (minimal(r#","expirytime":"1""#), r#"attribute "expirytime" is not usable"#),
         (minimal(r#","data":"#), "expected"),

@@ -1,5 +1,6 @@
 //! Incoming attributes in JSON or `MessagePack`, and the check of their bounds.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
@@ -193,6 +194,8 @@ impl<'de, D: DataForm> Visitor<'de> for WireVisitor<D> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Wire<D>, A::Error> {
         let mut fields = Fields::default();
+        // Given as null, which leaves no trace in `fields`.
+        let mut empty: Vec<Cow<'_, str>> = Vec::new();
         let named = |name: &str, error: A::Error| -> A::Error {
             de::Error::custom(format_args!("{name:?}: {error}"))
         };
@@ -207,8 +210,11 @@ impl<'de, D: DataForm> Visitor<'de> for WireVisitor<D> {
                 continue;
             };
             let value = map.next_value::<Option<String>>().map_err(|error| named(&name, error))?;
-            if slot.is_some() {
+            if slot.is_some() || empty.contains(&name) {
                 return Err(de::Error::custom(format_args!("{name:?} is given twice")));
+            }
+            if value.is_none() {
+                empty.push(name);
             }
             *slot = value;
         }
@@ -217,7 +223,7 @@ impl<'de, D: DataForm> Visitor<'de> for WireVisitor<D> {
 }
 
 /// A key, borrowed from the input if possible.
-struct Name<'a>(std::borrow::Cow<'a, str>);
+struct Name<'a>(Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Name<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
