@@ -3,6 +3,7 @@
 //! It sleeps until the next known due time, and is woken when an earlier one arrives. Events never
 //! move early: the script compares with the server's clock. Any number of schedulers may run.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -20,6 +21,8 @@ use crate::telemetry::{Outage, Recovered};
 
 /// Maximum interval between two scans of a shard.
 const SCAN: Duration = Duration::from_secs(60);
+/// Its spread over processes and scans.
+const SPREAD: Range<f64> = 0.8..1.2;
 /// Pause while our clock is ahead of the server's, ms.
 const SKEW_MS: u64 = 5;
 /// Pause after an error.
@@ -56,7 +59,9 @@ impl DueBoard {
     /// time.
     fn take(&self, now_ms: u64, scan_ms: u64) -> (Vec<Shard>, u64) {
         let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = |shard: &Shard| shards[shard.index()] <= now_ms;
+        // No time is later than the last possible scan, unless the clock was set back.
+        let times = now_ms + 1..=now_ms + millis(SCAN.mul_f64(SPREAD.end));
+        let is_due = |shard: &Shard| !times.contains(&shards[shard.index()]);
         let due: Vec<Shard> = self.count.shards().filter(is_due).collect();
         for shard in &due {
             shards[shard.index()] = now_ms + scan_ms;
@@ -91,7 +96,7 @@ pub(crate) async fn run(
     loop {
         let changed = board.changed.notified();
         let now = clock.now();
-        let scan = SCAN.mul_f64(rand::rng().random_range(0.8..1.2));
+        let scan = SCAN.mul_f64(rand::rng().random_range(SPREAD));
         let (due, next_ms) = board.take(millis(now), millis(scan));
         // Shards are handled concurrently. So a server that does not answer delays other shards at
         // most by its timeout.
@@ -169,6 +174,16 @@ mod tests {
         assert_eq!(board.take(1_058, 60), (vec![], 1_059));
         assert_eq!(board.take(1_059, 60), (vec![b], 1_060));
         assert_eq!(board.take(1_060, 60), (vec![a, c], 1_119));
+    }
+
+    #[test]
+    fn all_shards_are_scanned_after_the_clock_was_set_back() {
+        let (board, [a, b, c]) = board();
+        let hours = 7_200_000;
+        board.take(hours, 60_000);
+        board.lower(b, hours + 5);
+        assert_eq!(board.take(0, 60_000), (vec![a, b, c], 60_000));
+        assert_eq!(board.take(59_999, 60_000), (vec![], 60_000));
     }
 
     #[tokio::test]
