@@ -95,6 +95,11 @@ fn in_words(cause: &BusError) -> &'static str {
     }
 }
 
+/// Whether the log is this stream, or a partition of this topic.
+fn is_of(log: &str, topic: &str) -> bool {
+    log == topic || topic.ends_with('/') && log.starts_with(topic)
+}
+
 /// The start of a process, as a task.
 pub(crate) struct Start {
     /// All pipelines of the process.
@@ -168,6 +173,14 @@ impl Start {
                 }
                 logs => logs.map_err(unknown)?,
             };
+            for topic in bus.topics() {
+                if !logs.iter().any(|log| is_of(&log.name, &topic)) {
+                    for Starting { queue, .. } in &self.pipelines {
+                        let noting = self.starts.absent(&self.link, &topic, queue.name()).await;
+                        noting.map_err(|error| unknown(error.into()))?;
+                    }
+                }
+            }
             let settled = growth::settled(&self.link, bus.name(), logs).await;
             for log in settled.map_err(|error| unknown(error.into()))? {
                 let log = end_of(&log);

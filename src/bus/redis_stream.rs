@@ -249,6 +249,14 @@ impl Source for RedisStream {
         &self.name
     }
 
+    fn topics(&self) -> Vec<Arc<str>> {
+        vec![Arc::clone(&self.name)]
+    }
+
+    fn rolls_back_with_positions(&self) -> bool {
+        !self.link.target().is_cluster()
+    }
+
     fn logs(&self) -> BoxFuture<'_, Result<Vec<Log>, BusError>> {
         async {
             let extent = self.extent().await?;

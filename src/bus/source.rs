@@ -147,6 +147,16 @@ pub trait Source: Debug + Send + Sync + 'static {
     /// `kafka:NAME` with the name of the source in the configuration.
     fn name(&self) -> &str;
 
+    /// The logs of the configuration, also those that do not exist yet. With partitions: what the names of
+    /// the logs of each topic begin with, up to the slash.
+    fn topics(&self) -> Vec<Arc<str>>;
+
+    /// Whether the logs are on the server that has all positions. What it deletes there after a copy, it
+    /// has again if it loses the copy.
+    fn rolls_back_with_positions(&self) -> bool {
+        false
+    }
+
     /// All logs, with their extents. The order may differ between calls.
     ///
     /// # Errors

@@ -274,6 +274,8 @@ impl Fanout {
         &self,
         logs: &[Arc<str>],
     ) -> Result<Vec<Option<Offset>>, RedisError> {
+        // The replicas have the positions of this process too.
+        try_join_all(self.routes.iter().map(|route| starts::confirmed(&route.queue))).await?;
         let mut needed: Vec<Option<Offset>> = vec![None; logs.len()];
         let Some(queue) = self.routes.first().map(|route| &route.queue) else { return Ok(needed) };
         let mut others = BTreeSet::new();

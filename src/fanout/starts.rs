@@ -4,7 +4,9 @@
 //! 2. For other shards, the start of the pipeline is fixed once, in a hash beside the stream. The
 //!    first process that has the pipeline writes the end of the stream there, or its oldest entry
 //!    for `start = "earliest"`. Later processes read it.
-//! 3. Shards without a position start there. If the server of a shard is unavailable, the process
+//! 3. If a stream or topic does not exist yet, its first entry is fixed, for a topic under what the names
+//!    of its logs begin with: all entries will be published later.
+//! 4. Shards without a position start there. If the server of a shard is unavailable, the process
 //!    that sees it come back places the shard. So no event published in between is lost.
 //!
 //! Everything is read before it is written, because a full Redis also refuses writes that would
@@ -107,6 +109,24 @@ impl Starts {
         Ok(standing)
     }
 
+    /// Notes that `topic` of [`Source::topics`] does not exist when `pipeline` starts.
+    ///
+    /// [`Source::topics`]: crate::bus::Source::topics
+    pub(crate) async fn absent(
+        &self,
+        link: &Link,
+        topic: &str,
+        pipeline: &PipelineName,
+    ) -> Result<(), RedisError> {
+        if fixed(link, topic, pipeline).await?.is_none() {
+            let mut pipe = Pipeline::new();
+            pipe.cmd("HSETNX").arg(keys::starts(link.prefix(), topic));
+            pipe.arg(pipeline.as_str()).arg(Offset::default().to_string());
+            link.run_checked("HSETNX", &pipe).await?;
+        }
+        Ok(())
+    }
+
     /// The start of `pipeline` on `stream`. Fixes it at `new` if it was not fixed before.
     async fn start(
         &self,
@@ -122,6 +142,11 @@ impl Starts {
             fixed
         } else {
             let before = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&place).copied();
+            let topic = stream.rfind('/').map(|slash| &stream[..=slash]);
+            let new = match topic {
+                Some(topic) if fixed(link, topic, pipeline).await?.is_some() => Offset::default(),
+                _ => new,
+            };
             // Not a position ahead of a stream that was deleted and created again.
             let start = before.filter(|before| *before <= end).unwrap_or(new);
             let mut pipe = Pipeline::new();
@@ -140,14 +165,31 @@ impl Starts {
     }
 }
 
+/// Waits until the replicas have the positions of a pipeline, if the target asks for that.
+///
+/// # Errors
+/// If a shard does not answer, or too few replicas confirm.
+pub(crate) async fn confirmed(queue: &Queue) -> Result<(), RedisError> {
+    if queue.link().target().wait_replicas() == 0 {
+        return Ok(());
+    }
+    let mut pipe = Pipeline::with_capacity(queue.shards().len());
+    for keys in queue.shards().iter() {
+        pipe.cmd("EXISTS").arg(&keys.offsets);
+    }
+    queue.link().run_lasting("EXISTS", &pipe).await.map(drop)
+}
+
 /// The lowest position of a pipeline that another process runs; `None` if it has none on the
-/// stream.
+/// stream. The replicas have it.
 ///
 /// # Errors
 /// If a shard does not answer.
 pub(crate) async fn lowest(queue: &Queue, stream: &str) -> Result<Option<Offset>, RedisError> {
     let (mut lowest, mut is_placed) = (None::<Offset>, true);
-    for position in look(queue, stream).await? {
+    let found = look(queue, stream).await?;
+    confirmed(queue).await?;
+    for position in found {
         match position {
             Position::At(at) => lowest = Some(lowest.map_or(at, |lowest| lowest.min(at))),
             Position::Absent => is_placed = false,

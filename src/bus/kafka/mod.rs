@@ -396,6 +396,11 @@ impl Source for KafkaSource {
         &self.name
     }
 
+    fn topics(&self) -> Vec<Arc<str>> {
+        let KafkaSettings { name, topics, .. } = &*self.settings;
+        topics.iter().map(|topic| format!("kafka:{name}/{topic}/").into()).collect()
+    }
+
     fn logs(&self) -> BoxFuture<'_, Result<Vec<Log>, BusError>> {
         self.all_logs().boxed()
     }

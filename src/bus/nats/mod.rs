@@ -338,6 +338,10 @@ impl Source for NatsSource {
         &self.name
     }
 
+    fn topics(&self) -> Vec<Arc<str>> {
+        vec![Arc::clone(&self.log)]
+    }
+
     fn logs(&self) -> BoxFuture<'_, Result<Vec<Log>, BusError>> {
         self.tell_logs().boxed()
     }

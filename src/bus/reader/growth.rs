@@ -6,6 +6,8 @@
 //!    sends to the old places any more, and the ends of the old partitions are noted.
 //! 3. When every shard has copied up to these ends, pipelines start at its first entry, and it is read.
 //!
+//! A partition also waits for those that were added before it and are not read yet.
+//!
 //! The notes are in a hash in Redis, so all processes agree, also after restarts. The partitions that
 //! are there when a topic is seen for the first time are read at once.
 
@@ -56,6 +58,7 @@ impl Growth {
     ) -> Result<Vec<Log>, BusError> {
         let key = keys::logs(link.prefix(), bus);
         let states = states(link, &key).await?;
+        self.place_added(&logs, &states).await?;
         let now = millis(self.clock.now());
         let mut noted = Vec::new();
         let mut readable = Vec::with_capacity(logs.len());
@@ -77,8 +80,9 @@ impl Growth {
                 State::Open => readable.push(log.clone()),
                 State::New(found) if now.saturating_sub(found) >= millis(self.wait) => {
                     let old = logs.iter().filter(|old| {
+                        let is_open = states.get(&*old.name) == Some(&State::Open);
                         topic(&old.name) == topic(&log.name)
-                            && (states.get(&*old.name) == Some(&State::Open))
+                            && (is_open || partition(&old.name) < partition(&log.name))
                     });
                     let ends = old.map(|old| (old.name.to_string(), old.last.to_string()));
                     noted.push((log, State::Behind(ends.collect())));
@@ -86,9 +90,7 @@ impl Growth {
                 State::New(_) => {}
                 State::Behind(ends) => {
                     if self.is_copied(&logs, &ends).await? {
-                        // All pipelines start at its first entry.
-                        let start = LogEnd { start: Some(Offset::default()), ..end_of(log) };
-                        let placed = self.fanout.positions(&[start]).await?;
+                        let placed = self.fanout.positions(&[added(log)]).await?;
                         if placed.missing() == 0 {
                             info!(log = &*log.name, "a new partition is read from now on");
                             noted.push((log, State::Open));
@@ -100,6 +102,22 @@ impl Growth {
         }
         note(link, &key, &noted).await?;
         Ok(readable)
+    }
+
+    /// Lets the pipelines of this process start at the first entry of partitions that are not read yet:
+    /// another process, which has other pipelines, may be the first to read them.
+    async fn place_added(
+        &self,
+        logs: &[Log],
+        states: &HashMap<String, State>,
+    ) -> Result<(), RedisError> {
+        let is_waiting =
+            |log: &&Log| matches!(states.get(&*log.name), Some(State::New(_) | State::Behind(_)));
+        let waiting: Vec<LogEnd> = logs.iter().filter(is_waiting).map(added).collect();
+        if !waiting.is_empty() {
+            self.fanout.positions(&waiting).await?;
+        }
+        Ok(())
     }
 
     /// Whether every shard has copied these logs up to there. A log that is gone is passed over.
@@ -143,6 +161,11 @@ pub(crate) async fn settled(
     Ok(logs.into_iter().filter(is_settled).collect())
 }
 
+/// A log in which all pipelines start at the first entry.
+fn added(log: &Log) -> LogEnd {
+    LogEnd { start: Some(Offset::default()), ..end_of(log) }
+}
+
 /// Whether no partition of its topic is known.
 fn is_first(log: &Log, states: &HashMap<String, State>) -> bool {
     !states.keys().any(|known| topic(known) == topic(&log.name))
@@ -150,6 +173,11 @@ fn is_first(log: &Log, states: &HashMap<String, State>) -> bool {
 
 fn topic(log: &str) -> &str {
     log.rsplit_once('/').map_or(log, |(topic, _)| topic)
+}
+
+/// The number of a partition: later ones have higher numbers.
+fn partition(log: &str) -> Option<u32> {
+    log.rsplit_once('/').and_then(|(_, number)| number.parse().ok())
 }
 
 async fn states(link: &Link, key: &str) -> Result<HashMap<String, State>, RedisError> {

@@ -25,8 +25,10 @@
 //! events stay in the queues. [`Source::open`] ensures that no new entry gets an offset that the
 //! shards take for a copied one.
 
+mod error;
 pub(crate) mod growth;
 mod session;
+mod settled;
 mod share;
 mod watch;
 
@@ -40,8 +42,10 @@ use rand::Rng;
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
+use self::error::ReadError;
 use self::growth::Growth;
 use self::session::{Copied, Copying, OpenLog, Session};
+use self::settled::Settled;
 use self::share::{Share, Shared};
 use self::watch::Watch;
 use super::backlog::{Backlog, TOLD_EVERY};
@@ -54,7 +58,7 @@ use crate::id::Offset;
 use crate::lifecycle::Shutdown;
 use crate::presence::BusMeter;
 use crate::redis::scripts::Note;
-use crate::redis::{Link, RedisError, keys};
+use crate::redis::{Link, keys};
 use crate::telemetry::{Outage, Recovered};
 
 /// How long a failed fan-out waits before it starts again.
@@ -73,30 +77,6 @@ const MISSING_LAST: Duration = Duration::from_secs(4);
 
 /// Maximum wait of the first batch until the pipelines know their interests.
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
-
-/// Why a session ended.
-#[derive(Debug, thiserror::Error)]
-enum ReadError {
-    #[error(transparent)]
-    Fanout(#[from] FanoutError),
-    #[error(transparent)]
-    Bus(#[from] BusError),
-}
-
-impl From<RedisError> for ReadError {
-    fn from(error: RedisError) -> Self {
-        Self::Fanout(error.into())
-    }
-}
-
-impl ReadError {
-    fn is_full(&self) -> bool {
-        match self {
-            Self::Fanout(error) => error.is_full(),
-            Self::Bus(error) => error.is_full(),
-        }
-    }
-}
 
 /// A bus to read, and into what.
 pub(crate) struct Reading {
@@ -136,6 +116,7 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
         share,
         watch,
         untold: AtomicU64::new(0),
+        settled: Settled::default(),
         patience: MISSING_FIRST,
         outage: Outage::shared(),
     };
@@ -169,6 +150,7 @@ struct Reader {
     watch: Watch,
     /// Number of copied entries that other processes were not told of.
     untold: AtomicU64,
+    settled: Settled,
     /// How long missing shards are left out.
     patience: Duration,
     outage: Outage,
@@ -438,7 +420,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Per log, the offset before which no pipeline needs an entry; `None`: not known now.
+    /// Per log, the offset before which no pipeline needs an entry, even if Redis loses its last writes;
+    /// `None`: not known now.
     async fn keeps(
         &self,
         positions: &Positions,
@@ -455,7 +438,12 @@ impl Reader {
             Ok(needed) => {
                 for (place, (log, needed)) in session.logs.iter().zip(needed).enumerate() {
                     let keep = positions.lowest(place).unwrap_or(log.end);
-                    keeps[place] = Some(needed.map_or(keep, |needed| keep.min(needed)));
+                    let keep = needed.map_or(keep, |needed| keep.min(needed));
+                    keeps[place] = if self.source.rolls_back_with_positions() {
+                        Some(keep)
+                    } else {
+                        self.settled.of(&log.name, keep, Instant::now())
+                    };
                 }
             }
             Err(error) if error.is_passing() => {

@@ -233,6 +233,32 @@ async fn entries_that_were_purged_before_they_were_read_are_a_gap_and_reading_go
 }
 
 #[tokio::test]
+async fn a_stream_or_topic_that_is_made_after_the_start_is_read_from_its_first_entry() {
+    for mut bus in [Bus::nats().await, Bus::kafka(1).await] {
+        match &mut bus {
+            Bus::Nats(server) => {
+                server.jetstream().await.delete_stream("EVENTS").await.unwrap();
+            }
+            Bus::Kafka(broker, _) => broker.delete_topic("events").await,
+        }
+        let reading = Reading::start(&bus).await;
+        match &mut bus {
+            Bus::Nats(server) => {
+                server.jetstream().await.create_stream(Bus::stream()).await.unwrap();
+            }
+            Bus::Kafka(broker, producer) => {
+                broker.create_topic("events", 2).await;
+                *producer = broker.config().create().unwrap();
+            }
+        }
+        reading.handles(&bus, 0..50).await;
+        assert_eq!(reading.ids(), (0..50).collect::<Vec<_>>());
+        reading.instance.stop().await;
+        bus.stop();
+    }
+}
+
+#[tokio::test]
 async fn a_stream_or_topic_that_is_made_anew_is_read_from_its_first_entry() {
     for mut bus in [Bus::nats().await, Bus::kafka(1).await] {
         let reading = Reading::start(&bus).await;
