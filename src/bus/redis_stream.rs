@@ -253,8 +253,8 @@ impl Source for RedisStream {
         vec![Arc::clone(&self.name)]
     }
 
-    fn rolls_back_with_positions(&self) -> bool {
-        !self.link.target().is_cluster()
+    fn deletes_elsewhere(&self) -> bool {
+        self.link.target().is_cluster()
     }
 
     fn logs(&self) -> BoxFuture<'_, Result<Vec<Log>, BusError>> {

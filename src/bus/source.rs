@@ -151,9 +151,9 @@ pub trait Source: Debug + Send + Sync + 'static {
     /// the logs of each topic begin with, up to the slash.
     fn topics(&self) -> Vec<Arc<str>>;
 
-    /// Whether the logs are on the server that has all positions. What it deletes there after a copy, it
-    /// has again if it loses the copy.
-    fn rolls_back_with_positions(&self) -> bool {
+    /// Whether it deletes entries on another server than those with the positions. A server that has
+    /// both loses them together.
+    fn deletes_elsewhere(&self) -> bool {
         false
     }
 

@@ -20,7 +20,7 @@ use self::copy::Copying;
 pub use self::positions::Positions;
 use self::starts::{LogEnd, Starts};
 use self::unmatched::{Found, Unmatched};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +28,6 @@ use futures_util::future::{BoxFuture, join_all, try_join_all};
 use rustc_hash::FxBuildHasher;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
-use tracing::warn;
 
 use crate::event::Event;
 use crate::event::entry::Entry;
@@ -37,7 +36,7 @@ use crate::id::{BotId, Offset, Shard};
 use crate::ledger::Posting;
 use crate::metrics::{self, PipelineMetrics};
 use crate::pool::Places;
-use crate::presence::{self, Meter};
+use crate::presence::Meter;
 use crate::queue::Queue;
 use crate::redis::RedisError;
 use crate::redis::scripts::EventName;
@@ -263,46 +262,6 @@ impl Fanout {
             Some(error) if positions.lowest(0).is_none() => Err(error),
             _ => Ok(positions),
         }
-    }
-
-    /// The lowest position in each log of the pipelines that other processes run and this one does
-    /// not. A pipeline that no process runs needs nothing.
-    ///
-    /// # Errors
-    /// If Redis does not answer for all of them.
-    pub(crate) async fn needed_elsewhere(
-        &self,
-        logs: &[Arc<str>],
-    ) -> Result<Vec<Option<Offset>>, RedisError> {
-        // The replicas have the positions of this process too.
-        try_join_all(self.routes.iter().map(|route| starts::confirmed(&route.queue))).await?;
-        let mut needed: Vec<Option<Offset>> = vec![None; logs.len()];
-        let Some(queue) = self.routes.first().map(|route| &route.queue) else { return Ok(needed) };
-        let mut others = BTreeSet::new();
-        for process in presence::processes(queue.link()).await? {
-            others.extend(process.pipelines.into_keys());
-        }
-        for name in others {
-            if self.routes.iter().any(|route| *route.queue.name() == name) {
-                continue;
-            }
-            let (count, limits) = (queue.shard_count(), queue.limits());
-            let other = Queue::new(name, count, limits, Arc::clone(queue.link()));
-            let mut standing = Vec::with_capacity(logs.len());
-            for logs in logs.chunks(LOGS_AT_ONCE) {
-                let lowest = logs.iter().map(|log| starts::lowest(&other, log));
-                standing.extend(try_join_all(lowest).await?);
-            }
-            for (place, lowest) in standing.into_iter().enumerate() {
-                let Some(lowest) = lowest else { continue };
-                if let Some(suppressed) = self.waits_elsewhere.take() {
-                    warn!(pipeline = %other.name(), stream = &*logs[place], from = %lowest, suppressed,
-                        "another process runs a pipeline that this one does not have: its events stay on the bus until a process with it reads the bus; give all processes one configuration");
-                }
-                needed[place] = Some(needed[place].map_or(lowest, |needed| needed.min(lowest)));
-            }
-        }
-        Ok(needed)
     }
 
     /// Adds the matches of entries that directly follow the gathered ones of their log, and cover it

@@ -1,9 +1,16 @@
 //! Where the shards of the pipelines stand in the logs of the bus.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::FanoutError;
+use futures_util::future::try_join_all;
+use tracing::warn;
+
+use super::{Fanout, FanoutError, LOGS_AT_ONCE, starts};
 use crate::id::{Offset, PipelineName, Shard};
+use crate::presence;
+use crate::queue::Queue;
+use crate::redis::RedisError;
 use crate::redis::scripts::Span;
 
 /// The position of each shard of each pipeline in some logs. A shard whose server is unavailable is
@@ -53,6 +60,76 @@ impl Positions {
     pub fn missing(&self) -> usize {
         self.pipelines.iter().flatten().filter(|position| position.is_none()).count()
     }
+}
+
+impl Fanout {
+    /// The lowest position in each log of the pipelines that other processes run and this one does
+    /// not. A pipeline that no process runs needs nothing. `confirm`: waits until the replicas have it.
+    ///
+    /// # Errors
+    /// If Redis does not answer for all of them.
+    pub(crate) async fn needed_elsewhere(
+        &self,
+        logs: &[Arc<str>],
+        confirm: bool,
+    ) -> Result<Vec<Option<Offset>>, RedisError> {
+        let mut needed: Vec<Option<Offset>> = vec![None; logs.len()];
+        let Some(queue) = self.routes.first().map(|route| &route.queue) else { return Ok(needed) };
+        let mut others = BTreeSet::new();
+        for process in presence::processes(queue.link()).await? {
+            others.extend(process.pipelines.into_keys());
+        }
+        for name in others {
+            if self.routes.iter().any(|route| *route.queue.name() == name) {
+                continue;
+            }
+            let (count, limits) = (queue.shard_count(), queue.limits());
+            let other = Queue::new(name, count, limits, Arc::clone(queue.link()));
+            for (place, lowest) in stored(&other, logs, confirm).await?.into_iter().enumerate() {
+                let Some(lowest) = lowest else { continue };
+                if let Some(suppressed) = self.waits_elsewhere.take() {
+                    warn!(pipeline = %other.name(), stream = &*logs[place], from = %lowest, suppressed,
+                        "another process runs a pipeline that this one does not have: its events stay on the bus until a process with it reads the bus; give all processes one configuration");
+                }
+                needed[place] = Some(needed[place].map_or(lowest, |needed| needed.min(lowest)));
+            }
+        }
+        Ok(needed)
+    }
+
+    /// The lowest position in each log that Redis has now of the pipelines of this process. The
+    /// replicas have it too. Redis may have lost what this process knows.
+    ///
+    /// # Errors
+    /// If Redis does not answer for all of them, or too few replicas confirm.
+    pub(crate) async fn stored(
+        &self,
+        logs: &[Arc<str>],
+    ) -> Result<Vec<Option<Offset>>, RedisError> {
+        let mut all = vec![None; logs.len()];
+        for route in &self.routes {
+            for (lowest, of_route) in all.iter_mut().zip(stored(&route.queue, logs, true).await?) {
+                *lowest = lowest.iter().copied().chain(of_route).min();
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// The lowest position of a pipeline in each log.
+async fn stored(
+    queue: &Queue,
+    logs: &[Arc<str>],
+    confirm: bool,
+) -> Result<Vec<Option<Offset>>, RedisError> {
+    let mut all = Vec::with_capacity(logs.len());
+    for logs in logs.chunks(LOGS_AT_ONCE) {
+        all.extend(try_join_all(logs.iter().map(|log| starts::lowest(queue, log))).await?);
+    }
+    if confirm {
+        starts::confirmed(queue).await?;
+    }
+    Ok(all)
 }
 
 /// The shard has the positions that a call told, at the places of its spans.

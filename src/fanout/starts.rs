@@ -122,7 +122,10 @@ impl Starts {
             let mut pipe = Pipeline::new();
             pipe.cmd("HSETNX").arg(keys::starts(link.prefix(), topic));
             pipe.arg(pipeline.as_str()).arg(Offset::default().to_string());
-            link.run_checked("HSETNX", &pipe).await?;
+            if link.run_checked("HSETNX", &pipe).await?.first() == Some(&Value::Int(1)) {
+                info!(%pipeline, stream = topic,
+                    "this stream or topic does not exist yet: the new pipeline will start at its first entry");
+            }
         }
         Ok(())
     }
@@ -180,16 +183,13 @@ pub(crate) async fn confirmed(queue: &Queue) -> Result<(), RedisError> {
     queue.link().run_lasting("EXISTS", &pipe).await.map(drop)
 }
 
-/// The lowest position of a pipeline that another process runs; `None` if it has none on the
-/// stream. The replicas have it.
+/// The lowest position of a pipeline; `None` if it has none on the stream.
 ///
 /// # Errors
 /// If a shard does not answer.
 pub(crate) async fn lowest(queue: &Queue, stream: &str) -> Result<Option<Offset>, RedisError> {
     let (mut lowest, mut is_placed) = (None::<Offset>, true);
-    let found = look(queue, stream).await?;
-    confirmed(queue).await?;
-    for position in found {
+    for position in look(queue, stream).await? {
         match position {
             Position::At(at) => lowest = Some(lowest.map_or(at, |lowest| lowest.min(at))),
             Position::Absent => is_placed = false,

@@ -342,6 +342,10 @@ impl Source for NatsSource {
         vec![Arc::clone(&self.log)]
     }
 
+    fn deletes_elsewhere(&self) -> bool {
+        true
+    }
+
     fn logs(&self) -> BoxFuture<'_, Result<Vec<Log>, BusError>> {
         self.tell_logs().boxed()
     }

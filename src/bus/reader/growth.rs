@@ -132,7 +132,7 @@ impl Growth {
         });
         let (old, ends): (Vec<LogEnd>, Vec<Offset>) = old.unzip();
         let positions = self.fanout.positions(&old).await?;
-        let elsewhere = self.fanout.needed_elsewhere(positions.logs()).await?;
+        let elsewhere = self.fanout.needed_elsewhere(positions.logs(), false).await?;
         let behind = ends.iter().zip(elsewhere).enumerate().any(|(place, (end, elsewhere))| {
             let here = positions.lowest(place);
             here.into_iter().chain(elsewhere).any(|lowest| lowest < *end)

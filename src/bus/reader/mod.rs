@@ -6,7 +6,8 @@
 //! 3. Read a batch of all these logs, and decode it while the matches of earlier batches are being
 //!    copied.
 //! 4. Once a second, move idle shards forward, note the positions, and tell the bus how far its logs
-//!    are copied. At the start and every few seconds, tell it also what may be deleted.
+//!    are copied. At the start and every few seconds, tell it also what may be deleted: on another
+//!    server than the positions, some seconds later, see `settled`.
 //!
 //! Any error ends the session; the next one starts at step 1. A batch that was copied in part is
 //! read again, and the shards that have it report a duplicate.
@@ -58,7 +59,7 @@ use crate::id::Offset;
 use crate::lifecycle::Shutdown;
 use crate::presence::BusMeter;
 use crate::redis::scripts::Note;
-use crate::redis::{Link, keys};
+use crate::redis::{Link, RedisError, keys};
 use crate::telemetry::{Outage, Recovered};
 
 /// How long a failed fan-out waits before it starts again.
@@ -420,8 +421,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Per log, the offset before which no pipeline needs an entry, even if Redis loses its last writes;
-    /// `None`: not known now.
+    /// Per log, the offset before which no pipeline needs an entry, even if Redis loses its last writes
+    /// and the bus does not; `None`: not known now.
     async fn keeps(
         &self,
         positions: &Positions,
@@ -434,15 +435,22 @@ impl Reader {
         }
         // Read after the positions: a pipeline that is added later starts after them.
         let names = positions.logs();
-        match self.fanout.needed_elsewhere(names).await {
-            Ok(needed) => {
+        let elsewhere = self.source.deletes_elsewhere();
+        let needed = async {
+            let needed = self.fanout.needed_elsewhere(names, elsewhere).await?;
+            let stored = if elsewhere { self.fanout.stored(names).await? } else { Vec::new() };
+            Ok::<_, RedisError>((needed, stored))
+        };
+        match needed.await {
+            Ok((needed, stored)) => {
                 for (place, (log, needed)) in session.logs.iter().zip(needed).enumerate() {
                     let keep = positions.lowest(place).unwrap_or(log.end);
-                    let keep = needed.map_or(keep, |needed| keep.min(needed));
-                    keeps[place] = if self.source.rolls_back_with_positions() {
-                        Some(keep)
-                    } else {
+                    let stored = stored.get(place).copied().flatten();
+                    let keep = needed.into_iter().chain(stored).fold(keep, Offset::min);
+                    keeps[place] = if elsewhere {
                         self.settled.of(&log.name, keep, Instant::now())
+                    } else {
+                        Some(keep)
                     };
                 }
             }

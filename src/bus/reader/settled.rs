@@ -38,12 +38,15 @@ impl Settled {
                 return None;
             }
         };
-        if now.duration_since(known.seen.0) >= ON_DISK {
+        if keep < known.seen.1 {
+            // A position moved back: Redis lost it, or a pipeline was added.
+            known.settled = known.settled.map(|settled| settled.min(keep));
+            known.seen = (now, keep);
+        } else if now.duration_since(known.seen.0) >= ON_DISK {
             known.settled = Some(known.seen.1);
             known.seen = (now, keep);
         }
-        // A position may move back: Redis lost it, or a pipeline was added.
-        known.settled.map(|settled| settled.min(keep))
+        known.settled
     }
 }
 
@@ -62,7 +65,8 @@ mod tests {
         assert_eq!([of(0.0, 10), of(3.9, 20)], [None, None]);
         assert_eq!(of(4.0, 30), Some(10));
         assert_eq!([of(7.9, 40), of(8.0, 50)], [Some(10), Some(30)]);
-        assert_eq!([of(9.0, 5), of(9.5, 60)], [Some(5), Some(30)], "it is needed again");
+        assert_eq!([of(9.0, 5), of(9.5, 60)], [Some(5); 2], "it is needed again");
+        assert_eq!([of(12.9, 60), of(13.0, 60), of(17.0, 60)], [Some(5), Some(5), Some(60)]);
         assert_eq!(settled.of(&Arc::from("other"), at(1), start), None);
     }
 }

@@ -232,6 +232,39 @@ async fn entries_that_were_purged_before_they_were_read_are_a_gap_and_reading_go
     }
 }
 
+/// A failover to the replica would lose the copies.
+#[tokio::test]
+async fn nats_keeps_the_messages_whose_copies_no_replica_has() {
+    let bus = Bus::nats().await;
+    let Bus::Nats(nats) = &bus else { unreachable!() };
+    let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    let replica = server.replica().await;
+    let sources = bus.sources().replace(" }]", ", trim = true }]");
+    let settings = [
+        ("bus.streams", "[]"),
+        ("bus.sources", &*sources),
+        ("bus.retention", "\"0s\""),
+        ("redis.wait_replicas", "1"),
+        ("redis.wait_timeout", "\"300ms\""),
+    ];
+    let log = Log::default();
+    let instance = Instance::start(&config(&server, "all", &settings), log.content()).await;
+    let stream = nats.jetstream().await.get_stream("EVENTS").await.unwrap();
+    let kept = async || stream.get_info().await.unwrap().state.messages;
+    add(&bus, 0..5).await;
+    eventually(LONG, "all but the last one are deleted", async || kept().await == 1).await;
+    replica.sigstop();
+    add(&bus, 5..10).await;
+    // Twice the time after which messages are deleted otherwise.
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    assert_eq!(kept().await, 1 + 5);
+    replica.sigcont();
+    eventually(LONG, "the others are deleted", async || kept().await == 1).await;
+    let handled = async || (0..10).all(|id: u32| log.ids("all").contains(&id.to_string()));
+    eventually(LONG, "all are handled", handled).await;
+    instance.stop().await;
+}
+
 #[tokio::test]
 async fn a_stream_or_topic_that_is_made_after_the_start_is_read_from_its_first_entry() {
     for mut bus in [Bus::nats().await, Bus::kafka(1).await] {
