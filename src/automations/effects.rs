@@ -311,25 +311,32 @@ enum Other<'a> {
     Effect(&'a Event, &'a Effect, Option<TraceContext>),
 }
 
-/// The effects, of which those in a chain follow one another: the notifications to a subscriber, because a
+/// The effects, of which those in a chain follow one another: the notifications to a user, because a
 /// throttle accepts the first ones.
 fn chains<'a>(others: Vec<(usize, Other<'a>)>) -> Vec<Vec<(usize, Other<'a>)>> {
     let mut chains: Vec<Vec<(usize, Other<'a>)>> = Vec::with_capacity(others.len());
     let mut places = FxHashMap::default();
     for (at, other) in others {
-        let subscriber = match &other {
-            Other::Effect(event, effect, _) if matches!(effect.deed, Deed::Notify(_)) => {
-                event.subject()
-            }
-            _ => None,
+        let user = match &other {
+            &Other::Effect(event, effect, _) => match &effect.deed {
+                Deed::Notify(notify) => Some(user_of(notify, event)),
+                _ => None,
+            },
+            Other::Later(..) => None,
         };
-        let place = subscriber.map(|subscriber| *places.entry(subscriber).or_insert(chains.len()));
+        let user = user.filter(|user| !user.is_empty());
+        let place = user.map(|user| *places.entry(user).or_insert(chains.len()));
         match place.and_then(|place| chains.get_mut(place)) {
             Some(chain) => chain.push((at, other)),
             None => chains.push(vec![(at, other)]),
         }
     }
     chains
+}
+
+/// The user of a notification; empty without one.
+fn user_of<'a>(notify: &'a Notify, event: &'a Event) -> &'a str {
+    notify.uid.as_deref().or(event.subject()).unwrap_or_default()
 }
 
 fn add(batches: &mut Vec<Batch>, at: usize, event: &Event) {
@@ -383,7 +390,7 @@ fn notification(event: &Event, effect: &Effect, notify: &Notify) -> NewNotificat
     };
     NewNotification {
         bot: event.bot().clone(),
-        uid: notify.uid.as_deref().or(event.subject()).unwrap_or_default().to_owned(),
+        uid: user_of(notify, event).to_owned(),
         kind: notify.kind.clone(),
         when: When::After(notify.delay.0),
         expires_in: notify.expires_in.unwrap_or(EXPIRES_IN).0,

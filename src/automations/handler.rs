@@ -262,7 +262,8 @@ impl AutomationHandler {
             if dirty {
                 forget(&mut kept.decided, first);
                 work.writes.push(Next { subscriber, after: before, changed, kept });
-            } else {
+            } else if used || guessed {
+                // What was read and not used may lack a majority: it is not remembered.
                 work.unwritten.push(Unwritten { subscriber, kept, unsure: guessed && used });
             }
         }

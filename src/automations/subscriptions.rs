@@ -254,7 +254,8 @@ impl State {
     /// rule new types again and again.
     fn forget_types(&mut self) {
         if self.types.len() > 1_000 && self.types.len() > 2 * self.types_kept {
-            let all = self.bots.values().flat_map(|wants| &wants.exact);
+            let of_bots = self.shared.iter().filter(|wants| Arc::strong_count(wants) > 1);
+            let all = of_bots.flat_map(|wants| &wants.exact);
             let kept: FxHashSet<&str> = all.map(|kind| &**kind).collect();
             self.types.retain(|kind| kept.contains(&**kind));
             self.types_kept = self.types.len();

@@ -135,6 +135,31 @@ async fn the_welcome_flow_notifies_users_without_a_reply() {
     rig.instance.stop().await;
 }
 
+/// A new type costs further round trips, so a second notification would overtake the first one.
+#[tokio::test]
+async fn of_two_notifications_to_a_subscriber_the_throttle_keeps_the_first() {
+    const SUBSCRIBERS: usize = 9;
+    let rig = Rig::start(&[]).await;
+    let receiver = Receiver::content().await;
+    let url = |path: &str| format!("{}/{path}", receiver.url());
+    for number in 0..SUBSCRIBERS {
+        let rule = json!({ "on": [format!("x{number}")], "actions": [
+            { "notify": { "url": url("first"), "type": format!("new-{number}") } },
+            { "notify": { "url": url("second") } },
+        ] });
+        rig.put("shop", &format!("r{number}"), &rule).await;
+    }
+    let events: Vec<Value> = (0..SUBSCRIBERS)
+        .map(|at| event("shop", &format!("u{at}"), &format!("{at}"), &format!("x{at}"), json!({})))
+        .collect();
+    rig.publish(&events).await;
+    rig.settles(SUBSCRIBERS).await;
+    eventually(LONG, "one each", async || receiver.called() >= SUBSCRIBERS).await;
+    let calls = receiver.calls();
+    assert!(calls.iter().all(|call| call.line.contains("/first")), "{calls:?}");
+    rig.instance.stop().await;
+}
+
 #[tokio::test]
 async fn a_loop_of_events_ends_as_a_dead_letter_at_depth_16() {
     let rig = Rig::start(&[]).await;
