@@ -46,12 +46,12 @@ local function books()
     end
 
     -- Caches a total in the young generation. A generation with `room` ads is full, and accepts only
-    -- those that it has: so no bot can fill Redis with totals.
+    -- ads that it has: so no bot can fill Redis with totals.
     local function cache(book, ad, total, is_young, room)
       local text = run_now .. '|' .. digits(total)
       if is_young then
         call('HSET', book.young, ad, text)
-      elseif call('HLEN', book.young) < room then
+      elseif call('HLEN', book.young) < room or call('HEXISTS', book.young, ad) == 1 then
         call('HSET', book.young, ad, text)
         call('HDEL', book.old, ad)
         call('PEXPIREAT', book.young, (TODAY + 2) * DAY_MS)

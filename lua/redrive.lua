@@ -6,7 +6,7 @@
 -- KEYS  the eight of shared.lua, [9] dlq, [10] q:<bot>
 -- ARGV  id of the dead letter, bot, slice µs, renew (1 or 0)
 -- Reply 1, or 0 if this bot has no such dead letter
--- Cost  about 18 commands, log2 of the events that were redriven before more
+-- Cost  about 18 commands, twice log2 of the events that were redriven before more
 assert(#KEYS == 10 and #ARGV == 4, 'redrive: wrong number of arguments')
 local DLQ, QUEUE, id, bot = KEYS[9], KEYS[10], ARGV[1], ARGV[2]
 local letter = call('XRANGE', DLQ, id, id)[1]

@@ -121,7 +121,7 @@ impl Queue {
         self.link().call(&Upsert { views, acked, stored }).await
     }
 
-    /// Queues a replacement of the counters of an ad, and caches the new total.
+    /// Queues a replacement of the counters of an ad, and caches the new total if there is room.
     ///
     /// # Errors
     /// After [`RedisError::Unknown`] it may or may not be queued; the call can be repeated.
