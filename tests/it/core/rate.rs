@@ -370,6 +370,33 @@ async fn all_processes_together_have_at_most_the_total_number_of_slices_under_wa
 }
 
 #[tokio::test]
+async fn one_lost_reply_ends_no_slice() {
+    let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    let proxy = Proxy::start(server.tcp_addr()).await;
+    let counts = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+    let [started, ended] = counts.clone();
+    let handler = Log::default().handler(move |_| {
+        let [started, ended] = counts.clone();
+        async move {
+            started.fetch_add(1, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            ended.fetch_add(1, Ordering::SeqCst);
+            Ok(Outcomes::done())
+        }
+    });
+    let url = format!("{:?}", proxy.url());
+    let settings = [("pipelines.test.total_concurrency", "3"), ("redis.url", &*url)];
+    let instance = Instance::start(&config(&server, "test", &settings), handler).await;
+    let events: Vec<String> = (0..3).map(|id| event(&format!("bot-{id}"), "test", id)).collect();
+    add(&server, STREAM, &events).await;
+    eventually(LONG, "all begin", async || started.load(Ordering::SeqCst) == 3).await;
+    proxy.lose_replies();
+    eventually(LONG, "all end", async || ended.load(Ordering::SeqCst) == 3).await;
+    assert_eq!(started.load(Ordering::SeqCst), 3);
+    instance.stop().await;
+}
+
+#[tokio::test]
 async fn the_slices_of_a_killed_process_are_used_by_others_soon() {
     let settings = [("pipelines.test.total_concurrency", "3"), ("pipelines.test.batch", "2")];
     let mut fleet = Fleet::new(Options::default(), 12, &settings);
