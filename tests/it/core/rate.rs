@@ -319,7 +319,11 @@ async fn events_that_come_while_unused_tokens_return_are_within_the_total_rate()
     let returning = proxy.intercept(holds([":tokens"]), 2, Interception::HoldReply);
     let log = Log::default();
     let url = format!("{:?}", proxy.url());
-    let settings = [("pipelines.test.total_rate", "\"40/s\""), ("redis.url", &*url)];
+    let settings = [
+        ("pipelines.test.total_rate", "\"40/s\""),
+        ("pipelines.test.batch", "100"),
+        ("redis.url", &*url),
+    ];
     let instance = Instance::start(&config(&server, "test", &settings), log.content()).await;
     assert!(returning.catches(LONG).await);
     let events: Vec<String> = (0..100).map(|id| event("bot", "test", id)).collect();
@@ -390,7 +394,9 @@ async fn one_lost_reply_ends_no_slice() {
     let events: Vec<String> = (0..3).map(|id| event(&format!("bot-{id}"), "test", id)).collect();
     add(&server, STREAM, &events).await;
     eventually(LONG, "all begin", async || started.load(Ordering::SeqCst) == 3).await;
-    proxy.lose_replies();
+    // It arrives at the end of the test.
+    let lost = proxy.intercept(holds([":slots"]), 1, Interception::HoldReply);
+    assert!(lost.catches(LONG).await);
     eventually(LONG, "all end", async || ended.load(Ordering::SeqCst) == 3).await;
     assert_eq!(started.load(Ordering::SeqCst), 3);
     instance.stop().await;

@@ -5,7 +5,7 @@ use rdkafka::topic_partition_list::{Offset as KafkaOffset, TopicPartitionList};
 use redis::AsyncCommands as _;
 
 use super::*;
-use crate::support::http::metric;
+use crate::support::http::{get, metric};
 use crate::support::interceptor::Interception;
 use crate::support::proxy::{Proxy, holds};
 use crate::support::recorder::Seen;
@@ -156,9 +156,12 @@ impl Reading {
     async fn start(bus: &Bus) -> Self {
         let server = RedisServer::start(Options::default());
         let (log, sources) = (Log::default(), bus.sources());
-        let settings = [("bus.streams", "[]"), ("bus.sources", &*sources)];
+        let settings =
+            [("bus.streams", "[]"), ("bus.sources", &*sources), ("pipelines.all.start", "\"new\"")];
         let config = config(&server, "all", &settings);
         let instance = Instance::start(&config, log.content()).await;
+        let address = instance.address.to_string();
+        eventually(LONG, "it is ready", async || get(&address, "/readyz").await.0 == 200).await;
         Self { _server: server, instance, log }
     }
 
