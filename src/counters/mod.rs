@@ -7,9 +7,9 @@
 //!    append-only file that is synced every second can lose about a second, `appendfsync always`
 //!    nothing. No view is ever counted twice, and totals and days agree.
 //! 2. The total in the answer to a view is exact at that moment, or `None` if Redis does not know it
-//!    and MongoDB does not answer, or a replacement of the ad is queued. The view counts in any case. Totals that are read are
-//!    exact, with one exception: for an uncached ad whose views are being written, those views may
-//!    be missing.
+//!    and MongoDB does not answer, or a replacement of the ad is queued. The view counts in any case.
+//!    Totals that are read are exact, with one exception: for an uncached ad whose views are being
+//!    written, those views may be missing.
 //! 3. A replacement takes effect in the order of the calls: it replaces everything counted before,
 //!    and later views are added. Totals show it immediately, or within seconds if the cache of the
 //!    bot is full; days within seconds.
