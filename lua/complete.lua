@@ -13,7 +13,8 @@
 --            receiver completes it. With `bound` open ones in the shard it is kept, but not
 --            handed over, and the reply is FULL
 --   release  the lease ends; with events left the bot is ready again at its virtual finish
---   park     the lease ends; the bot is parked for ms, its events stay queued (retry in order)
+--   park     the lease ends; the bot is parked for ms, its events stay queued (retry in order). A bot
+--            with none is parked for at most REST: the next one must show what it waits for
 --   fail     like park, and counts one failure
 -- A repeated release, park or fail returns STALE: unknown, not lost. Progress (n > 0) resets lost
 -- leases and failures. Exceptions are events among the n that are not done but leave the queue: to
@@ -110,6 +111,8 @@ local function noted(finish, v, fence)
     return v + BRIEF
   end
 end
+
+local REST = 1000 -- ms
 
 local meta = call('HMGET', META, 'v', 'depth', 'run', 'open')
 local v, depth, run = tonumber(meta[1] or 0), tonumber(meta[2] or 0), short_run(meta[3])
@@ -259,7 +262,8 @@ for i, item in ipairs(items) do
         elseif item.mode == 'release' then
           unparked[#unparked + 1] = item.bot
         else
-          busy[#busy + 1] = now_ms() + item.ms
+          local has_events = left > 0 or lanes ~= ''
+          busy[#busy + 1] = now_ms() + (has_events and item.ms or math.min(item.ms, REST))
           busy[#busy + 1] = item.bot
         end
         if item.mode == 'release' and again and stopped[i] ~= 1 then

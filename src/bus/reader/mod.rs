@@ -58,8 +58,9 @@ use crate::fanout::{Fanout, FanoutError, Gathered, Positions};
 use crate::id::Offset;
 use crate::lifecycle::Shutdown;
 use crate::presence::BusMeter;
+use crate::queue::CLAIM_TTL;
 use crate::redis::scripts::Note;
-use crate::redis::{Link, RedisError, keys};
+use crate::redis::{Link, keys};
 use crate::telemetry::{Outage, Recovered};
 
 /// How long a failed fan-out waits before it starts again.
@@ -126,15 +127,12 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
         () = shutdown.soft.cancelled() => return,
         () = reader.fanout.ready(KNOWN_WITHIN) => {}
     }
-    loop {
+    while !shutdown.soft.is_cancelled() {
+        let pause = reader.session(&shutdown).await;
         tokio::select! {
             biased;
-            () = shutdown.soft.cancelled() => break,
-            pause = reader.session() => tokio::select! {
-                biased;
-                () = shutdown.soft.cancelled() => break,
-                () = tokio::time::sleep(pause) => {}
-            },
+            () = shutdown.soft.cancelled() => {}
+            () = tokio::time::sleep(pause) => {}
         }
     }
     // Other processes need not wait until the share expires.
@@ -162,10 +160,15 @@ impl Reader {
         self.source.name()
     }
 
-    /// Runs one session; returns the wait before the next one.
-    async fn session(&mut self) -> Duration {
+    /// Runs one session, at most until the soft stop; returns the wait before the next one.
+    async fn session(&mut self, shutdown: &Shutdown) -> Duration {
         let random = rand::rng().random_range(0.8..1.2);
-        let shared = match self.share.take().await {
+        let taken = tokio::select! {
+            biased;
+            () = shutdown.soft.cancelled() => return Duration::ZERO,
+            taken = self.share.take() => taken,
+        };
+        let shared = match taken {
             Ok(Some(shared)) => shared,
             Ok(None) => return share::ASK.mul_f64(random),
             Err(error) => {
@@ -175,12 +178,16 @@ impl Reader {
                 return RESTART;
             }
         };
-        let started = Instant::now();
+        let (started, mut copying) = (Instant::now(), Copying::None);
         let ended = tokio::select! {
             biased;
+            () = shutdown.soft.cancelled() => Ok(()),
             ended = self.share.keep(&shared) => ended.map_err(ReadError::from),
-            ended = self.read(&shared) => ended,
+            ended = self.read(&shared, &mut copying) => ended,
         };
+        // Its answers have leases, and completions travel with it. Later, these leases have run out.
+        let _ = tokio::time::timeout(CLAIM_TTL, copying.over()).await;
+        drop(copying);
         self.fanout.rests();
         match ended {
             Ok(()) => Duration::ZERO,
@@ -222,9 +229,16 @@ impl Reader {
     }
 
     /// Reads and copies until an error.
-    async fn read(&self, shared: &Shared) -> Result<(), ReadError> {
+    ///
+    /// # Cancel safety
+    /// The copy in progress is in `copying`.
+    async fn read<'a>(
+        &'a self,
+        shared: &Shared,
+        copying: &mut Copying<'a>,
+    ) -> Result<(), ReadError> {
         let (mut session, positions) = self.begin(shared).await?;
-        let mut copying = Copying::Rests(positions);
+        *copying = Copying::Rests(positions);
         let (mut gathered, mut ahead) = (Gathered::default(), None);
         loop {
             let (asked, fetched) = if let Some((asked, fetched)) = ahead.take() {
@@ -260,7 +274,7 @@ impl Reader {
                     // Redis has no memory for an unreadable entry. The entries before it are copied
                     // first, so that the next session can trim up to there.
                     let positions = copying.ends(&mut session).await?;
-                    let copying = Copying::Ended(self.copy(gathered, None, positions).await);
+                    *copying = Copying::Goes(self.copy(gathered, None, positions).boxed());
                     let mut positions = copying.ends(&mut session).await?;
                     self.checkpoint(&mut session, &mut positions).await?;
                     return Err(error.into());
@@ -276,14 +290,14 @@ impl Reader {
             self.look_for_missing(&mut session, &positions)?;
             let behind = more.then(|| self.age(session.added_ms));
             let taken = std::mem::take(&mut gathered);
-            copying = Copying::Goes(self.copy(taken, behind, positions).boxed());
+            *copying = Copying::Goes(self.copy(taken, behind, positions).boxed());
             // Nothing waits longer than the time to read the available entries.
             if !more || due {
                 let mut positions = copying.ends(&mut session).await?;
                 if due {
                     self.checkpoint(&mut session, &mut positions).await?;
                 }
-                copying = Copying::Rests(positions);
+                *copying = Copying::Rests(positions);
             }
         }
     }
@@ -419,48 +433,6 @@ impl Reader {
         }
         session.checkpointed = Instant::now();
         Ok(())
-    }
-
-    /// Per log, the offset before which no pipeline needs an entry, even if Redis loses its last writes
-    /// and the bus does not; `None`: not known now.
-    async fn keeps(
-        &self,
-        positions: &Positions,
-        session: &Session,
-    ) -> Result<Vec<Option<Offset>>, ReadError> {
-        let mut keeps = vec![None; session.logs.len()];
-        // The positions of missing shards are unknown.
-        if positions.missing() > 0 {
-            return Ok(keeps);
-        }
-        // Read after the positions: a pipeline that is added later starts after them.
-        let names = positions.logs();
-        let elsewhere = self.source.deletes_elsewhere();
-        let needed = async {
-            let needed = self.fanout.needed_elsewhere(names, elsewhere).await?;
-            let stored = if elsewhere { self.fanout.stored(names).await? } else { Vec::new() };
-            Ok::<_, RedisError>((needed, stored))
-        };
-        match needed.await {
-            Ok((needed, stored)) => {
-                for (place, (log, needed)) in session.logs.iter().zip(needed).enumerate() {
-                    let keep = positions.lowest(place).unwrap_or(log.end);
-                    let stored = stored.get(place).copied().flatten();
-                    let keep = needed.into_iter().chain(stored).fold(keep, Offset::min);
-                    keeps[place] = if elsewhere {
-                        self.settled.of(&log.name, keep, Instant::now())
-                    } else {
-                        Some(keep)
-                    };
-                }
-            }
-            Err(error) if error.is_passing() => {
-                debug!(bus = self.bus(), %error,
-                    "what other processes need is not known; nothing is deleted");
-            }
-            Err(error) => return Err(error.into()),
-        }
-        Ok(keeps)
     }
 
     /// Tells the bus how far its logs are copied, and shows how much is not read yet.

@@ -22,7 +22,11 @@ const BATCH_BYTES: usize = 8 << 20;
 pub(super) type Copied = Result<(Positions, Vec<(usize, Covered)>), FanoutError>;
 
 /// The copy that runs beside the reading: a copy may take longer than reading a batch.
+#[derive(Default)]
 pub(super) enum Copying<'a> {
+    /// No copy is in progress, and its caller has the positions of the shards.
+    #[default]
+    None,
     /// No copy is in progress; the positions of the shards.
     Rests(Positions),
     Goes(BoxFuture<'a, Copied>),
@@ -47,12 +51,21 @@ impl Copying<'_> {
         .await
     }
 
-    /// Waits for the copy in progress, records it, and returns the positions of the shards.
-    pub(super) async fn ends(self, session: &mut Session) -> Result<Positions, FanoutError> {
-        let (positions, covered) = match self {
+    /// Waits for the copy in progress.
+    pub(super) async fn over(&mut self) {
+        if let Self::Goes(copy) = self {
+            *self = Self::Ended(copy.await);
+        }
+    }
+
+    /// Waits for the copy in progress, records it, and hands out the positions of the shards. The next
+    /// call needs another copy, or them.
+    pub(super) async fn ends(&mut self, session: &mut Session) -> Result<Positions, FanoutError> {
+        self.over().await;
+        let (positions, covered) = match std::mem::take(self) {
             Self::Rests(positions) => return Ok(positions),
-            Self::Goes(copy) => copy.await?,
             Self::Ended(copied) => copied?,
+            Self::Goes(_) | Self::None => unreachable!("the copy is over, and was not taken"),
         };
         for (log, covered) in covered {
             let log = &mut session.logs[log];

@@ -10,8 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tracing::debug;
 
+use super::error::ReadError;
+use super::session::Session;
+use crate::fanout::Positions;
 use crate::id::Offset;
+use crate::redis::RedisError;
 
 /// Redis waits up to two seconds for a slow disk.
 const ON_DISK: Duration = Duration::from_secs(4);
@@ -47,6 +52,50 @@ impl Settled {
             known.seen = (now, keep);
         }
         known.settled
+    }
+}
+
+impl super::Reader {
+    /// Per log, the offset before which no pipeline needs an entry, even if Redis loses its last writes
+    /// and the bus does not; `None`: not known now.
+    pub(super) async fn keeps(
+        &self,
+        positions: &Positions,
+        session: &Session,
+    ) -> Result<Vec<Option<Offset>>, ReadError> {
+        let mut keeps = vec![None; session.logs.len()];
+        // The positions of missing shards are unknown.
+        if positions.missing() > 0 {
+            return Ok(keeps);
+        }
+        // Read after the positions: a pipeline that is added later starts after them.
+        let names = positions.logs();
+        let elsewhere = self.source.deletes_elsewhere();
+        let needed = async {
+            let needed = self.fanout.needed_elsewhere(names, elsewhere).await?;
+            let stored = if elsewhere { self.fanout.stored(names).await? } else { Vec::new() };
+            Ok::<_, RedisError>((needed, stored))
+        };
+        match needed.await {
+            Ok((needed, stored)) => {
+                for (place, (log, needed)) in session.logs.iter().zip(needed).enumerate() {
+                    let keep = positions.lowest(place).unwrap_or(log.end);
+                    let stored = stored.get(place).copied().flatten();
+                    let keep = needed.into_iter().chain(stored).fold(keep, Offset::min);
+                    keeps[place] = if elsewhere {
+                        self.settled.of(&log.name, keep, Instant::now())
+                    } else {
+                        Some(keep)
+                    };
+                }
+            }
+            Err(error) if error.is_passing() => {
+                debug!(bus = self.bus(), %error,
+                    "what other processes need is not known; nothing is deleted");
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(keeps)
     }
 }
 

@@ -3,11 +3,17 @@
 
 use std::time::{Duration, Instant};
 
+use fairlane::clock::{Clock as _, SystemClock};
+use fairlane::id::BotId;
+use fairlane::queue::BotState;
+
 use crate::support::bus::{add, bot, event};
 use crate::support::config::{STREAM, config};
 use crate::support::fleet::Fleet;
 use crate::support::instance::Instance;
+use crate::support::interceptor::Interception;
 use crate::support::process::WorkerProcess;
+use crate::support::proxy::{Proxy, holds};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::roles::worker::{Effect, Poison};
@@ -139,4 +145,29 @@ async fn another_process_takes_over_soon_when_the_copier_dies_with_its_leases() 
     }
     fleet.cure();
     fleet.drains(LONG).await;
+}
+
+/// Otherwise the bots of this copy would rest until the leases run out.
+#[tokio::test]
+async fn a_stop_waits_for_the_copy_in_progress_and_gives_its_leases_back() {
+    let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    let proxy = Proxy::start(server.tcp_addr()).await;
+    let url = format!("{:?}", proxy.url());
+    let log = Log::default();
+    let config = config(&server, "copied", &[("redis.url", &*url)]);
+    let instance = Instance::start(&config, log.content()).await;
+    let queue = instance.queue("copied").clone();
+    add(&server, STREAM, &[event("known", "test", 0)]).await;
+    eventually(LONG, "one is handled", async || log.len() == 1).await;
+    let copied = proxy.intercept(holds(["}:hwm\r\n"]), 1, Interception::HoldReply);
+    add(&server, STREAM, &[event("bot", "test", 1)]).await;
+    assert!(copied.catches(LONG).await);
+    let release = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        copied.release();
+    };
+    tokio::join!(instance.stop(), release);
+    let (bot, clock) = (BotId::parse("bot").unwrap(), SystemClock);
+    let view = queue.view_bot(&bot, clock.now()).await.unwrap();
+    assert_eq!((view.depth, view.state, log.len()), (1, BotState::Ready, 1));
 }

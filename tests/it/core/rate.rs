@@ -141,8 +141,18 @@ async fn bots_that_wait_for_tokens_are_not_claimed() {
         bots.flat_map(|bot| (0..3).map(move |id| event(&bot, "test", id))).collect();
     add(&server, STREAM, &events).await;
     eventually(LONG, "each has its first event", async || log.len() == 20).await;
-    eventually(LONG, "all are parked", async || {
-        instance.queue("parked").view(SystemClock.now()).await.unwrap().parked == 20
+    // A bot without another event rests for a second at most.
+    let queue = instance.queue("parked");
+    eventually(LONG, "all rest until their next tokens", async || {
+        let later = fairlane::clock::millis(SystemClock.now()) + 10_000;
+        for bot in 0..20 {
+            let bot = BotId::parse(&format!("bot-{bot}")).unwrap();
+            let view = queue.view_bot(&bot, SystemClock.now()).await.unwrap();
+            if view.until_ms.is_none_or(|until| until < later) {
+                return false;
+            }
+        }
+        true
     })
     .await;
     // Only claims and permits use this command; the sampler of metrics does not.
@@ -225,6 +235,28 @@ async fn a_bot_has_the_rate_that_is_set_for_it_from_its_next_slice_on() {
     assert!(queue.set(&BotId::parse("set").unwrap(), change).await.unwrap());
     eventually(LONG, "it need not wait", async || count("set") == 30).await;
     assert_eq!(count("other"), 1);
+    instance.stop().await;
+}
+
+/// A bot that used its tokens has nothing to wait for until its next event comes.
+#[tokio::test]
+async fn an_event_that_comes_after_the_last_token_shows_that_it_waits() {
+    let server = RedisServer::start(Options::default());
+    let log = Log::default();
+    let settings = [("pipelines.own.rate", "\"1/h\"")];
+    let instance = Instance::start(&config(&server, "own", &settings), log.content()).await;
+    let queue = instance.queue("own");
+    let all = async || queue.view(SystemClock.now()).await.unwrap();
+    add(&server, STREAM, &[event("bot", "test", 0)]).await;
+    eventually(LONG, "it is handled", async || all().await.depth == 0 && log.len() == 1).await;
+    assert_eq!(queue.throttled().await.unwrap(), None);
+    add(&server, STREAM, &[event("bot", "test", 1)]).await;
+    eventually(LONG, "it shows that it waits", async || {
+        let found = queue.throttled().await.unwrap();
+        found.is_some_and(|found| found.bot.as_str() == "bot") && all().await.parked == 1
+    })
+    .await;
+    assert_eq!(log.len(), 1);
     instance.stop().await;
 }
 

@@ -139,6 +139,20 @@ fn a_raised_rate_ends_the_wait_of_a_parked_bot_and_a_claim_tells_it() {
 }
 
 #[test]
+fn a_bot_without_events_is_parked_for_a_second_at_most_so_that_the_next_one_shows_its_wait() {
+    for (n, ms, parked_ms) in [(0, 5_000, 5_000), (1, 900, 900), (1, 1_001, 1_000)] {
+        let mut shard = Shard::new();
+        shard.push(NOW, "a", &["1"], LIMITS);
+        let claimed = shard.claim(NOW);
+        shard.complete(NOW, 100, &[completion(&claimed, 0, n, Mode::Park { ms })]);
+        shard.push(NOW, "a", &["2"], LIMITS);
+        let ends = NOW + parked_ms * 1_000;
+        assert!(shard.claim(ends - 1_000).leases.is_empty(), "{n} {ms}");
+        assert_eq!(shard.claim(ends).leases.len(), 1, "{n} {ms}");
+    }
+}
+
+#[test]
 fn a_new_rate_touches_no_lease_and_a_new_weight_ends_no_wait() {
     let mut shard = Shard::new();
     shard.push(NOW, "a", &["1", "2"], LIMITS);

@@ -1,6 +1,6 @@
 //! The continuation and the end of a lease.
 
-use super::{Attempts, BRIEF_US, Bot, Change, Event, Lane, Lease, Letter, Reason, Server};
+use super::{Attempts, BRIEF_US, Bot, Change, Event, Lane, Lease, Letter, REST_MS, Reason, Server};
 
 /// The fate of a lease when its slice is completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -162,12 +162,12 @@ impl Server {
                     self.note_finish(bot, lease);
                 }
             }
-            Mode::Park { until_ms } => self.park(bot, lease, until_ms),
+            Mode::Park { until_ms } => self.park(now_us, bot, lease, until_ms),
             Mode::Fail { until_ms, isolate } => {
                 let attempts = self.att.entry(bot).or_default();
                 attempts.failed += 1;
                 attempts.isolate = attempts.isolate.max(isolate);
-                self.park(bot, lease, until_ms);
+                self.park(now_us, bot, lease, until_ms);
             }
         }
         match (full, replay) {
@@ -210,8 +210,12 @@ impl Server {
         }
     }
 
-    fn park(&mut self, bot: Bot, lease: Lease, until_ms: i64) {
+    /// A bot without events does not rest for long.
+    fn park(&mut self, now_us: i64, bot: Bot, lease: Lease, mut until_ms: i64) {
         self.end(bot, lease);
+        if !self.has_events(bot) {
+            until_ms = until_ms.min(now_us / 1_000 + REST_MS);
+        }
         self.busy.insert(bot, until_ms);
         self.note_finish(bot, lease);
     }

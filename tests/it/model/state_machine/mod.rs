@@ -36,6 +36,8 @@ pub(crate) const QUIET: i64 = 1 << 52;
 pub(crate) const BEHIND_MAX_US: i64 = 50_000;
 /// A finish that is less than this ahead of the clock is noted by chance.
 pub(crate) const BRIEF_US: i64 = 1_000;
+/// A bot without events rests for at most this long.
+pub(crate) const REST_MS: i64 = 1_000;
 /// Maximum number of expired entries that one claim reaps.
 pub(crate) const REAP_MAX: usize = 64;
 /// Maximum number of `fin` entries that one claim drops.
