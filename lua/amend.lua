@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 -- amend: cancels a notification, or moves its due time and its expiry.
 --
--- A moved notification becomes due again: an event of it that is already queued is ignored.
+-- A moved notification becomes due again. If its event is queued already, that event is used: begin.lua
+-- looks at the due time. So any number of moves leaves one event.
 --
 -- Also runs on a full Redis: it adds no data, and a cancellation frees memory.
 --
@@ -29,17 +30,13 @@ if ARGV[2] == 'cancel' then
 else
   local due = due_at(tonumber(ARGV[3]), tonumber(ARGV[4]))
   local expires = due + note.expires - note.due
-  call('HSET', note.key, 'due', due, 'expires', expires, 's', next_sequence())
+  call('HSET', note.key, 'due', due, 'expires', expires)
   call('HDEL', note.key, 'ready')
   if KEYS[17] and call('GET', KEYS[17]) == note.id then
     call('PEXPIRE', KEYS[17], math.max(1, expires - now_ms()) + KEPT_MS)
   end
-  if waits then
-    call('ZADD', KEYS[15], due, note.id)
-    arm(note, expires)
-  else
-    arm(note, due)
-  end
+  if waits then call('ZADD', KEYS[15], due, note.id) end
+  if call('ZSCORE', DUE, note.id) then arm(note, waits and expires or due) end
 end
 armed()
 return 'OK'

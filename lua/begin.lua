@@ -71,6 +71,25 @@ local function room_for(note, known)
   return free, why
 end
 
+-- When a notification that waits for the one in flight is looked at again. Those of a user take turns,
+-- SPACE apart, and each waits for a quarter of its lateness: so a tenant with any number of them needs
+-- few calls. One that was released waits for a second, because its user may leave. `last`: the turn of the
+-- last one; far ahead, because it was cancelled or the clock was set back, it does not count.
+local SPACE, FAR, SOON, LATE = 20, 60000, 1000, 30000 -- ms
+local function turn_of(note, user, last)
+  local late = now_ms() - math.max(note.due, tonumber(note.ready or 0))
+  local turn = now_ms() + math.floor(math.max(SOON, math.min(LATE, late / 4)))
+  if note.online == '1' then
+    turn = now_ms() + SOON
+  else
+    if last < turn + FAR then
+      turn = math.max(turn, last + SPACE)
+    end
+    call('HSET', user, 'turn', turn)
+  end
+  return math.min(turn, note.expires)
+end
+
 -- Whether the notification may be sent now. Otherwise it becomes due later, or ends.
 local function may_send(note, user, online, waits)
   if note.due > now_ms() and not waits then
@@ -96,7 +115,7 @@ local function may_send(note, user, online, waits)
   if note.uid == '' then
     return true
   end
-  local known = call('HMGET', user, 'sent', 'by', 'until', 'log', 'log|' .. note.type, 'late')
+  local known = call('HMGET', user, 'sent', 'by', 'until', 'log', 'log|' .. note.type, 'late', 'turn')
   if known[2] and known[2] ~= note.id then
     local over = tonumber(known[3]) <= now_ms()
     if over and known[6] ~= known[2] then
@@ -105,7 +124,7 @@ local function may_send(note, user, online, waits)
       over = false
     end
     if not over then
-      arm(note, now_ms() + 1000)
+      arm(note, turn_of(note, user, tonumber(known[7] or 0)))
       return false
     end
   end

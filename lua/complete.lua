@@ -39,7 +39,7 @@
 -- Reply {clock, lowest score if bots became ready or '', next deadline if leases continue or bots are
 --       parked or '', dead letters removed, those of them above a quota, then per item 'OK' | 'STALE' | 'BAD' | 'FULL'}
 -- Cost  7 to 13 commands + 1 a bot, and 1 more for each of: events left, handed over, a failure; 3 a dead
---       letter; 2 an event that moves to a lane, and 4 to 6 a bot with lanes that are set aside; with books 1 + 2 a bot, or with views left 1 a bot + 2 an ad
+--       letter; 3 an event that moves to a lane, and 4 to 6 a bot with lanes that are set aside; with books 1 + 2 a bot, or with views left 1 a bot + 2 an ad
 assert(#KEYS >= 12 and #ARGV >= 15, 'complete: wrong number of arguments')
 local DLQ, DUE, LATER, dead_max = KEYS[9], KEYS[10], KEYS[11], tonumber(ARGV[1])
 local keys_each, quota = tonumber(ARGV[2]), quota_of(ARGV[3])
@@ -167,7 +167,13 @@ for i, item in ipairs(items) do
             if moved == 0 and not is_counted('q' .. item.bot) then
               begin_count('q' .. item.bot, list, length)
             end
-            call('RPUSH', KEYS[tonumber(exception.what)], entry)
+            local lane = KEYS[tonumber(exception.what)]
+            local last = call('LINDEX', lane, -1)
+            if last and string.sub(last, 4, 11) > string.sub(entry, 4, 11) then
+              put_in_order(lane, entry) -- it was redriven
+            else
+              call('RPUSH', lane, entry)
+            end
             moved, moved_bytes = moved + 1, moved_bytes + #entry
           elseif exception.kind == 'dead' then
             local gone, own_gone = dead_letters().bury(DLQ, dead_max, item.bot, entry, exception.what,

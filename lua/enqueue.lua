@@ -50,11 +50,13 @@ local stands, fit, behind = chain(HWM, logs)
 if fit < logs then
   return {behind == logs and 'DUP' or 'GAP', unpack(stands)}
 end
+local left
 if window > 0 then
   if forgotten(KEYS[12], KEYS[13], left_out) then
     return {'GAP', unpack(stands)}
   end
-  local seen = repeated(KEYS[12], KEYS[13], names, window)
+  local seen
+  seen, left = repeated(KEYS[12], KEYS[13], names, window)
   if #seen > 0 then
     return {'SEEN', unpack(seen)}
   end
@@ -71,6 +73,18 @@ if bots > 0 then
       max = take, ttl = tonumber(ARGV[o + 12]), seen = tonumber(ARGV[o + 13]), weight = KEYS[11],
     } or nil,
   })
+end
+if window > 0 then
+  if dropped > 0 then
+    -- An event that was dropped may be published again.
+    local queued, at, name = {}, o + 15 + views, 0
+    for bot = 1, bots do
+      queued[bot] = string.sub(names, 16 * name + 1, 16 * (name + rooms[bot]))
+      name, at = name + tonumber(ARGV[at + 2]), at + 3 + tonumber(ARGV[at + 2])
+    end
+    names = table.concat(queued)
+  end
+  remember(KEYS[12], names, window, left)
 end
 if views > 0 then
   local books, at = books(), o + 16

@@ -38,9 +38,9 @@
 --
 -- user:<bot> <uid> is a hash: sent, online (ms, the last time of each), by and until (the
 -- notification in flight to the user, and until when no other one is sent to the user), late (the
--- same notification, after that time had to be prolonged because it had no result), log and
--- log|<type> (the times of the last sends, 6 bytes each: as many as the largest cap that reads
--- them).
+-- same notification, after that time had to be prolonged because it had no result), turn (when the last
+-- one that waits for it is looked at again), log and log|<type> (the times of the last sends, 6 bytes
+-- each: as many as the largest cap that reads them).
 --
 -- A cap is exact, in any window. A user gets one notification at a time, so a send can check the
 -- caps when it starts, and it counts once, when it ends as sent. A cap of n only needs the time of

@@ -17,32 +17,13 @@ local fields = dead_letters().fields_of(letter)
 if fields.bot ~= bot then
   return 0
 end
--- Sequences are big-endian, so their bytes compare as the numbers do.
-local mine, before = string.sub(fields.record, 4, 11), nil
 local renews = ARGV[4] == '1'
 if renews then
   local sequence = math.max(tonumber(call('HGET', META, 'seq') or 0) + 1, now_us())
   call('HSET', META, 'seq', sequence)
   fields.record = record(sequence, string.sub(fields.record, 12))
 end
--- The events before `low` are not above it, the one at `high` is. The step doubles, because most letters
--- go to the head: what is not needed of a queue, which may be large, is not read.
-local low, high, step = 0, nil, 1
-while not renews and low ~= high do
-  local place = high and math.floor((low + high) / 2) or low + step - 1
-  local head = call('LINDEX', QUEUE, place)
-  if head and string.sub(head, 4, 11) <= mine then
-    low, step = place + 1, 2 * step
-  else
-    before, high = head or before, place
-  end
-end
-local length
-if before then
-  length = call('LINSERT', QUEUE, 'BEFORE', before, fields.record)
-else
-  length = call('RPUSH', QUEUE, fields.record)
-end
+local length = renews and call('RPUSH', QUEUE, fields.record) or put_in_order(QUEUE, fields.record)
 call('XDEL', DLQ, id)
 dead_letters().unbury({letter})
 local meta = call('HMGET', META, 'v', 'lanes')

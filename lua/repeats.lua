@@ -11,10 +11,10 @@ local function forgotten(now, before, names)
   return false
 end
 
--- The places from 0 of the names, 16 bytes each, that were noted within the window (ms). If there are
--- none, notes all of them: in `now`, which lives for two windows and becomes `before` after one.
+-- The places from 0 of the names, 16 bytes each, that were noted within the window (ms); and the lifetime
+-- of `now`, which lives for two windows and becomes `before` after one.
 local function repeated(now, before, names, window)
-  local fields, seen, noted = {}, {}, {}
+  local fields, seen = {}, {}
   for at = 1, #names, 16 do
     fields[#fields + 1] = string.sub(names, at, at + 15)
   end
@@ -33,13 +33,21 @@ local function repeated(now, before, names, window)
     if in_now[place] or in_before[place] then
       seen[#seen + 1] = place - 1
     end
-    noted[2 * place - 1], noted[2 * place] = fields[place], ''
   end
-  if #seen == 0 then
-    redis.call('HSET', now, unpack(noted))
-    if left < 0 then
-      redis.call('PEXPIRE', now, 2 * window)
-    end
+  return seen, left
+end
+
+-- Notes names. `left`: the lifetime of `now`, as repeated() returned it.
+local function remember(now, names, window, left)
+  if names == '' then
+    return
   end
-  return seen
+  local noted = {}
+  for at = 1, #names, 16 do
+    noted[#noted + 1], noted[#noted + 2] = string.sub(names, at, at + 15), ''
+  end
+  redis.call('HSET', now, unpack(noted))
+  if left < 0 then
+    redis.call('PEXPIRE', now, 2 * window)
+  end
 end

@@ -47,8 +47,8 @@ if KEYS[16] then
   end
 end
 local n, N, l, L = 'n' .. note.bot, 'N' .. note.bot, 'l' .. note.bot, 'L' .. note.bot
-local holds = call('HMGET', HELD, n, N, l, L)
-for i = 1, 4 do
+local holds = call('HMGET', HELD, n, N, l, L, 'q' .. note.bot)
+for i = 1, 5 do
   holds[i] = tonumber(holds[i] or 0)
 end
 local notes, note_bytes = tonumber(ARGV[12]), tonumber(ARGV[13])
@@ -57,6 +57,10 @@ if notes > 0 and holds[1] - (freed > 0 and 1 or 0) >= notes then
 end
 if note_bytes > 0 and holds[2] - freed + bytes > note_bytes then
   return {'QUOTA', 'notification_bytes', holds[2], note_bytes}
+end
+-- A notification that is cancelled or replaced leaves its event in the queue, if that is there already.
+if note_bytes > 0 and holds[5] > note_bytes then
+  return {'QUOTA', 'notification_bytes', holds[5], note_bytes}
 end
 if KEYS[16] then
   local refused, spent

@@ -35,7 +35,7 @@ end
 if ARGV[5] .. ARGV[6] ~= '==' and call('ZSCORE', BUSY, bot) and call('HEXISTS', OWN, bot) == 0 then
   local v = tonumber(call('HGET', META, 'v') or 0)
   revoke({bot}, v)
-  if call('LLEN', KEYS[10]) > 0 then
+  if call('LLEN', KEYS[10]) > 0 or lanes_of(call('HGET', ATT, bot)) ~= '' then
     join(at_rest({bot}), v, tonumber(ARGV[2]))
   end
 end

@@ -293,6 +293,28 @@ local function record(sequence, event)
   return '\147\1\207' .. struct.pack('>I8', sequence) .. event
 end
 
+-- Puts a record into a list, before the first one with a higher sequence. Returns the new length.
+local function put_in_order(list, entry)
+  -- Sequences are big-endian, so their bytes compare as the numbers do.
+  local mine, before = string.sub(entry, 4, 11), nil
+  -- The records before `low` are not above it, the one at `high` is. The step doubles, because most go to
+  -- the head: what is not needed of a list, which may be large, is not read.
+  local low, high, step = 0, nil, 1
+  while low ~= high do
+    local place = high and math.floor((low + high) / 2) or low + step - 1
+    local head = call('LINDEX', list, place)
+    if head and string.sub(head, 4, 11) <= mine then
+      low, step = place + 1, 2 * step
+    else
+      before, high = head or before, place
+    end
+  end
+  if before then
+    return call('LINSERT', list, 'BEFORE', before, entry)
+  end
+  return call('RPUSH', list, entry)
+end
+
 -- The functions for dead letters. They are made on first use: most calls need none of them, and each
 -- function that a call makes costs it time.
 local made_for_letters
@@ -593,6 +615,7 @@ local function append(first, at, limits, last)
     end
     if limits.overflow then
       local quota = own == '' and limits.quota or quota_of(own)
+      local spare = quota
       if limits.max > 0 then
         local aside = any_lanes and held('a' .. bot) or 0
         room = math.min(count, math.max(0, limits.max - call('LLEN', KEYS[key]) - aside))
@@ -610,6 +633,12 @@ local function append(first, at, limits, last)
         while room > 0 and now + bytes > quota.bytes do
           bytes, room, within = bytes - #records[room], room - 1, room - 1
         end
+        if quota.letter_bytes > 0 and now > quota.bytes then
+          -- Redriven events fill the queue further. They count as the letters that they were, or a bot
+          -- could hold any number of bytes.
+          local left = math.max(1, quota.letter_bytes - (now - quota.bytes))
+          spare = {letters = quota.letters, letter_bytes = left}
+        end
       end
       over = over + count - within
       for i = room + 1, count do
@@ -618,7 +647,7 @@ local function append(first, at, limits, last)
             and 'the quota of the bot is full (quotas.queued_bytes, now ' .. digits(quota.bytes) .. ')'
             or 'the queue of the bot is full (max_queue = ' .. digits(limits.max) .. ')'
           local gone, own_gone =
-            dead_letters().bury(limits.dead, limits.dead_max, bot, records[i], reason, 0, quota)
+            dead_letters().bury(limits.dead, limits.dead_max, bot, records[i], reason, 0, spare)
           removed, lost, died = removed + gone, lost + own_gone, died + 1
         else
           dropped = dropped + 1

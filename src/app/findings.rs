@@ -31,7 +31,7 @@ pub(super) async fn watch(problems: Arc<Problems>, activity: Arc<Activity>, shut
     loop {
         tokio::select! {
             biased;
-            () = shutdown.soft.cancelled() => return,
+            () = shutdown.soft.cancelled() => break,
             () = sleep(LOOK) => {}
         }
         let now = Instant::now();
@@ -56,5 +56,9 @@ pub(super) async fn watch(problems: Arc<Problems>, activity: Arc<Activity>, shut
             metrics::problem(code.as_str(), code.severity().as_str(), pipeline.as_ref(), true);
         }
         shown = found;
+    }
+    // After a reload, another instance of the process shows them, if they are still found.
+    for (code, pipeline) in &shown {
+        metrics::problem(code.as_str(), code.severity().as_str(), pipeline.as_ref(), false);
     }
 }

@@ -225,6 +225,7 @@ impl App {
             None => Backlog::new(Arc::clone(&links.prompt), Some(config.bus.published())),
             Some(source) => Backlog::new(Arc::clone(&links.prompt), source.only_log().as_deref()),
         };
+        services.offer(Arc::clone(&backlog));
         let site = Site {
             config,
             roles,

@@ -26,6 +26,8 @@ use crate::reload::{Answer, ReloadError, Reloaded, Reloads, Request};
 const HANDOVER: Duration = Duration::from_secs(6);
 /// Interval of looking for changes of files that settings name: tokens, secrets, certificates.
 const LOOK: Duration = Duration::from_secs(5);
+/// When a change of these files is tried again that could not be applied: a store may have been down.
+const AGAIN: Duration = Duration::from_secs(60);
 /// How long a new instance may take to be ready.
 const READY: Duration = Duration::from_secs(30);
 
@@ -42,6 +44,8 @@ pub(crate) struct Relay<L, B> {
     files: Stamps,
     /// What the last look found.
     looked: Stamps,
+    /// What could not be applied, and when.
+    failed: Option<(Stamps, Instant)>,
     /// Whether the Redis was private at the start.
     is_private: bool,
     current: Runner,
@@ -94,6 +98,7 @@ where
             settings,
             files,
             looked,
+            failed: None,
             is_private,
             current,
             running,
@@ -144,11 +149,16 @@ where
                     if now == self.files || now != std::mem::replace(&mut self.looked, now.clone()) {
                         continue;
                     }
+                    let failed = |(files, at): &(Stamps, Instant)| {
+                        *files == now && at.elapsed() < AGAIN
+                    };
+                    if self.failed.as_ref().is_some_and(failed) {
+                        continue;
+                    }
                     info!("a file that the configuration names has changed");
                     if let Err(error) = self.reload().await {
-                        error!(%error, "nothing is reloaded");
-                        // It is not tried again before the next change.
-                        self.files = now;
+                        error!(%error, again_in = ?AGAIN, "nothing is reloaded");
+                        self.failed = Some((now, Instant::now()));
                     }
                 }
             }

@@ -17,17 +17,19 @@ use std::time::Duration;
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use rustc_hash::FxHashMap;
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::decide::{DUE, Deed, Effect, Note, emitted, name};
 use super::rule::{Delay, Notify, text_of};
 use super::stats::RuleNotes;
 use crate::bus::Source;
+use crate::bus::backlog::{Backlog, Entering};
 use crate::bus::source::Outgoing;
 use crate::clock::{SharedClock, millis};
 use crate::counters::view::AdId;
 use crate::counters::{Counters, CountersError};
 use crate::event::Event;
-use crate::id::RuleId;
+use crate::id::{Offset, RuleId};
 use crate::notifications::record::{Duplicates, NewNotification, When};
 use crate::notifications::{AcceptError, Notifications};
 use crate::queue::{PushOptions, Queue};
@@ -40,6 +42,9 @@ const WINDOW: Duration = Duration::from_secs(3_600);
 /// Maximum number of events and of bytes per script call.
 const EMIT_EVENTS: usize = 100;
 const EMIT_BYTES: usize = 256 * 1_024;
+/// How long the events of a slice wait until the bus has room for them, and the time between two looks.
+const ROOM_WITHIN: Duration = Duration::from_secs(2);
+const ROOM_AGAIN: Duration = Duration::from_millis(20);
 /// Maximum number of concurrent effects of a slice, without those on the bus.
 const AT_ONCE: usize = 16;
 /// Default time from the due time until a notification expires.
@@ -54,6 +59,8 @@ pub(crate) struct Effects {
     pub(crate) stream: String,
     /// The bus, if it is not in Redis.
     pub(crate) published: Option<Arc<dyn Source>>,
+    /// The events on the bus that are not copied yet.
+    pub(crate) backlog: Option<Arc<Backlog>>,
     /// The queues of the rules, for delayed events.
     pub(crate) queue: Queue,
     /// The notifications; `None`: they do not run.
@@ -142,8 +149,13 @@ impl Effects {
             }
         }
         let emitting = async {
+            let until = Instant::now() + ROOM_WITHIN;
             for batch in &batches {
-                self.emit(batch).await?;
+                let entering = self.room_for(batch, until).await;
+                let last = self.emit(batch).await?;
+                if let (Some(entering), Some(last)) = (entering, last) {
+                    entering.added(last);
+                }
             }
             Ok(())
         };
@@ -191,7 +203,24 @@ impl Effects {
         (refused, None)
     }
 
-    async fn emit(&self, batch: &Batch) -> Result<(), Failed> {
+    /// Waits until the bus has room for further events of the bot, as a request would: rules that emit much
+    /// must not delay the events of other bots. `None`: the events go to the bus all the same.
+    async fn room_for(&self, batch: &Batch, until: Instant) -> Option<Entering<'_>> {
+        let backlog = self.backlog.as_ref()?;
+        let parts = vec![(backlog.sender(('b', &*batch.bot)), batch.events.len() as u64)];
+        loop {
+            if let Ok(entering) = backlog.enter(parts.clone()).await {
+                return Some(entering);
+            }
+            if Instant::now() >= until {
+                return None;
+            }
+            tokio::time::sleep(ROOM_AGAIN).await;
+        }
+    }
+
+    /// Emits events. Returns the last one that is new on the bus.
+    async fn emit(&self, batch: &Batch) -> Result<Option<Offset>, Failed> {
         if let Some(published) = &self.published {
             return self.emit_elsewhere(published, batch).await;
         }
@@ -201,7 +230,7 @@ impl Effects {
             window_ms: millis(WINDOW),
             events: &batch.events,
         };
-        self.bus.call(&emit).await.map(drop).map_err(|error| {
+        self.bus.call(&emit).await.map_err(|error| {
             let (away, reason) = tried(&error);
             Failed { at: batch.at, away, reason }
         })
@@ -214,7 +243,7 @@ impl Effects {
         &self,
         published: &Arc<dyn Source>,
         batch: &Batch,
-    ) -> Result<(), Failed> {
+    ) -> Result<Option<Offset>, Failed> {
         let failed = |away, reason| Failed { at: batch.at, away, reason };
         let in_redis = |error: RedisError| {
             let (away, reason) = tried(&error);
@@ -230,17 +259,18 @@ impl Effects {
         let new = batch.events.iter().zip(&keys).zip(seen);
         let new: Vec<_> = new.filter(|(_, seen)| !matches!(seen, redis::Value::Int(1))).collect();
         if new.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let events: Vec<_> =
             new.iter().map(|(((_, json), _), _)| Outgoing { json, bot: &batch.bot }).collect();
         let added = published.publish(&events).await;
-        added.map_err(|error| failed(error.is_passing(), error.to_string()))?;
+        let added = added.map_err(|error| failed(error.is_passing(), error.to_string()))?;
         let mut noting = redis::Pipeline::with_capacity(new.len());
         for ((_, key), _) in &new {
             noting.cmd("SET").arg(*key).arg("").arg("PX").arg(millis(WINDOW));
         }
-        self.bus.run_checked("SET", &noting).await.map(drop).map_err(in_redis)
+        self.bus.run_checked("SET", &noting).await.map_err(in_redis)?;
+        Ok(added.last().copied())
     }
 
     /// Carries out one effect; returns why it can never be done, if so.

@@ -8,6 +8,7 @@ use super::handler::AutomationHandler;
 use super::stats::{self, RuleNotes};
 use super::{Automations, Editor, RulesEar, watch};
 use crate::bus::Published;
+use crate::bus::backlog::Backlog;
 use crate::counters::{self, Counters};
 use crate::fanout::Interest;
 use crate::mongo::client::Mongo;
@@ -54,6 +55,7 @@ impl Part for AutomationPart {
             bus: Arc::clone(queue.link()),
             stream: seat.config.bus.published().to_owned(),
             published: seat.services.get::<Published>().map(|Published(bus)| Arc::clone(bus)),
+            backlog: seat.services.get::<Arc<Backlog>>().cloned(),
             queue,
             notifications: seat.services.get::<Notifications>().cloned(),
             counters: seat.services.of::<Counters>(counters::PIPELINE).cloned(),

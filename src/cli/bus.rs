@@ -172,7 +172,27 @@ fn shown(output: Output, logs: &[Shown]) -> String {
     output.table(&table)
 }
 
+/// The last entry of a stream or partition. A bus that does not answer matters only if no other has it.
+async fn last_of(session: &Session, log: &str) -> Result<Offset, CliError> {
+    let mut failed = None;
+    for bus in buses(session)? {
+        match bus.logs().await {
+            Ok(logs) => {
+                if let Some(found) = logs.iter().find(|found| *found.name == *log) {
+                    return Ok(found.last);
+                }
+            }
+            Err(error) => failed = Some(CliError::Bus(error.to_string())),
+        }
+    }
+    Err(failed.unwrap_or_else(|| CliError::UnknownLog { log: log.to_owned() }))
+}
+
 async fn skip(session: &Session, log: &str, to: Offset, yes: bool) -> Result<(), CliError> {
+    let last = last_of(session, log).await?;
+    if to > last {
+        return Err(CliError::BeyondEnd { log: log.to_owned(), last, to });
+    }
     let mut behind = BTreeMap::new();
     for pipeline in on(session, log).await? {
         let queue = session.queue(&pipeline);

@@ -204,7 +204,10 @@ async fn redrive(
     let letters = if let Some(id) = which.id {
         let letter = queue.dead_letter(id).await?;
         let letter = letter.ok_or_else(|| no_letter(&pipeline, id))?;
-        let work = async { Ok(u64::from(queue.redrive(&letter.bot, id).await?)) };
+        let work = async {
+            let redriven = queue.redrive(&letter.bot, id).await?;
+            redriven.then_some(1).ok_or_else(|| no_letter(&pipeline, id))
+        };
         let action = on(&pipeline, "redrive", Some(&letter.bot)).target(id);
         session.act(action, work, operator::number).await?
     } else {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::app::AppError;
 use crate::config::ConfigError;
 use crate::formats::TooNew;
-use crate::id::{LetterId, PipelineName};
+use crate::id::{LetterId, Offset, PipelineName};
 use crate::mongo::client::MongoError;
 use crate::pipeline::Protected;
 use crate::queue::SET_MAX;
@@ -70,6 +70,22 @@ pub enum CliError {
     Moving {
         /// The pipeline.
         pipeline: PipelineName,
+    },
+    /// No bus has this stream or partition.
+    #[error("no bus of the configuration has {log}; fairlane bus list shows what they have")]
+    UnknownLog {
+        /// Its name.
+        log: String,
+    },
+    /// An offset beyond the last entry.
+    #[error("{log} ends at {last}: entries up to {to} do not exist yet, and would be lost")]
+    BeyondEnd {
+        /// The stream or partition.
+        log: String,
+        /// Its last entry.
+        last: Offset,
+        /// The offset.
+        to: Offset,
     },
     /// An event was not found.
     #[error(
@@ -312,6 +328,8 @@ impl CliError {
             | Self::Shards { .. }
             | Self::TooNew(_)
             | Self::UnknownPipeline { .. }
+            | Self::UnknownLog { .. }
+            | Self::BeyondEnd { .. }
             | Self::WhichPipeline { .. }
             | Self::NoPipeline
             | Self::NoHistory(_)

@@ -41,7 +41,8 @@ pub(crate) fn http_route(route: &str) -> HttpRouteMetrics {
 pub(crate) fn connections(listener: &'static str) -> (Gauge, Counter) {
     let gauge = gauge!(HTTP_CONNECTIONS, "listener" => listener);
     let refused = counter!(HTTP_CONNECTIONS_REFUSED, "listener" => listener);
-    gauge.set(0.0);
+    // After a reload, connections of another instance are open.
+    gauge.increment(0.0);
     refused.absolute(0);
     (gauge, refused)
 }

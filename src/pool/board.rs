@@ -23,6 +23,9 @@ pub(super) const CLAIM_MAX: usize = 32;
 const ROUND_MAX: usize = 8;
 /// Interval of scans of a shard with ready, leased or parked bots.
 const SCAN_ACTIVE: Duration = Duration::from_secs(1);
+/// The same, if its bots wait for their rate. The end of a park is known to the process that made it, and
+/// to those that looked since. If that process dies, another one finds the bot by these scans.
+const SCAN_PATIENT: Duration = Duration::from_secs(10);
 /// Interval of scans of an empty shard.
 const SCAN_IDLE: Duration = Duration::from_secs(60);
 /// Pause after a failed claim.
@@ -69,7 +72,7 @@ pub(super) struct Board {
     state: Mutex<State>,
     count: ShardCount,
     changed: Notify,
-    /// Whether shards in which nobody is ready are scanned as rarely as empty ones.
+    /// Whether active shards in which nobody is ready are scanned more rarely.
     patient: bool,
 }
 
@@ -93,7 +96,7 @@ impl Board {
     }
 
     /// A board for bots that often wait for their rate: nobody looks at them before. Messages and
-    /// deadlines wake the dispatcher, as for empty shards.
+    /// deadlines wake the dispatcher.
     pub(super) fn patient(self, patient: bool) -> Self {
         Self { patient, ..self }
     }
@@ -227,7 +230,7 @@ impl Board {
         }
         let interval = match (entry.missed, entry.is_active()) {
             (true, _) => Duration::ZERO,
-            (false, true) if self.patient && entry.low.is_none() => SCAN_IDLE,
+            (false, true) if self.patient && entry.low.is_none() => SCAN_PATIENT,
             (false, true) => SCAN_ACTIVE,
             (false, false) => SCAN_IDLE,
         };

@@ -393,7 +393,7 @@ async fn within_total(shared: &Arc<Shared>, room: usize) -> Permitted {
         return Permitted { room, leases: 0, reserved: None, closed: None };
     }
     let asked = total.reserve(shared, room).await;
-    let closed = total.closed_until().filter(|_| asked.leases == 0);
+    let closed = (room > 0 && asked.leases == 0).then(|| total.closed_until());
     Permitted { room: asked.leases, leases: asked.leases, reserved: Some(asked), closed }
 }
 

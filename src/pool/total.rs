@@ -227,9 +227,9 @@ impl Total {
         asked
     }
 
-    /// When it may ask again; `None`: at once.
-    pub(super) fn closed_until(&self) -> Option<Instant> {
-        Some(self.state().again).filter(|again| *again > Instant::now())
+    /// When it may ask again. The time may have passed meanwhile.
+    pub(super) fn closed_until(&self) -> Instant {
+        self.state().again
     }
 
     /// When slices must end unless they are renewed.

@@ -12,10 +12,12 @@ use tracing::{debug, info, warn};
 use super::Queue;
 use crate::id::{BotId, Shard};
 use crate::lifecycle::Shutdown;
-use crate::redis::{RedisError, Target, parse_score};
+use crate::redis::{RedisError, Target, parse_score, timed_out};
 use crate::telemetry::{Outage, Recovered};
 
 const RECONNECT: Duration = Duration::from_millis(100);
+/// How long the answer to a subscription may take.
+const SUBSCRIBED_WITHIN: Duration = Duration::from_secs(3);
 /// Interval of pings. A ping is also sent when another connection of the process times out: a dead
 /// connection receives no published message and reports no error.
 const ALIVE: Duration = Duration::from_secs(2);
@@ -124,7 +126,9 @@ async fn session(
 ) -> Result<(), RedisError> {
     let mut subscriber = target.subscriber().await?;
     let names: Vec<&String> = channels.keys().collect();
-    subscriber.subscribe(names).await.map_err(|source| target.unknown(source))?;
+    // A server that is frozen accepts connections, and answers nothing.
+    let answer = tokio::time::timeout(SUBSCRIBED_WITHIN, subscriber.subscribe(names)).await;
+    answer.unwrap_or_else(|_| Err(timed_out())).map_err(|source| target.unknown(source))?;
     pipelines.iter().flat_map(|(_, listeners)| listeners).for_each(|listener| listener.missed());
     if let Some(Recovered { lasted, failures }) = outage.succeeded() {
         info!(?lasted, failures, "subscribed to the wake channels again");

@@ -48,4 +48,5 @@ pub use reply::ReplyError;
 pub(crate) use reply::{Reply, parse_score};
 pub use server::{GroupView, Server, StreamKind, StreamView};
 pub use target::Target;
+pub(crate) use target::timed_out;
 pub use url::{RedisUrl, RedisUrlError};

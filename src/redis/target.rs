@@ -330,6 +330,6 @@ impl fmt::Display for Target {
     }
 }
 
-fn timed_out() -> redis::RedisError {
+pub(crate) fn timed_out() -> redis::RedisError {
     std::io::Error::new(std::io::ErrorKind::TimedOut, "connecting took too long").into()
 }

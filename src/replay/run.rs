@@ -199,7 +199,7 @@ impl Replay {
         let link = self.queue.link();
         if run.over || self.is_over(run.place) {
             run.over = true;
-            run.save(link).await?;
+            self.end(run).await?;
             return Ok(Step { put: 0, earlier: 0, more: false });
         }
         let (place, mut page) = self.find(run, max, deadline).await?;
@@ -239,8 +239,27 @@ impl Replay {
         run.held.extend(done.held);
         run.waiting += done.refused;
         (run.place, run.over) = (next, self.is_over(next));
-        run.save(link).await?;
+        self.end(run).await?;
         Ok(Step { put: done.events, earlier: done.earlier, more: !run.over && !run.is_crowded() })
+    }
+
+    /// Stores the run after a step. With a run that is done, the positions of its bots are forgotten soon: a
+    /// later run with the same id would put nothing before them.
+    async fn end(&self, run: &mut Run) -> Result<(), RedisError> {
+        let link = self.queue.link();
+        if run.is_done() && run.stored {
+            let shards = self.queue.shards();
+            let mut forgetting = redis::Pipeline::with_capacity(shards.len());
+            for keys in shards.iter() {
+                forgetting
+                    .cmd("PEXPIRE")
+                    .arg(keys.replay(&run.id))
+                    .arg(millis(KEEP_SHORT))
+                    .arg("LT");
+            }
+            link.run_checked("PEXPIRE", &forgetting).await?;
+        }
+        run.save(link).await
     }
 
     /// Reads pages up to one with a match, or to the deadline: pages without a match cost one call each.

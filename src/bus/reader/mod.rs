@@ -67,7 +67,9 @@ use crate::telemetry::{Outage, Recovered};
 const RESTART: Duration = Duration::from_millis(250);
 /// Maximum wait of one read.
 const WAIT: Duration = Duration::from_secs(2);
-/// Number of entries in the first read, and the bounds for later ones.
+/// Number of entries in the first read of a session: they may be large.
+const BATCH_UNKNOWN: usize = 16;
+/// Number of entries in the next read, and the maximum of later ones.
 const BATCH_FIRST: usize = 256;
 const BATCH_MAX: usize = 4_096;
 const CHECKPOINT: Duration = Duration::from_secs(1);

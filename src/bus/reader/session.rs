@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::super::Entry;
 use super::super::source::{Batch, Log, Opened, Progress};
-use super::{BATCH_FIRST, BATCH_MAX};
+use super::{BATCH_FIRST, BATCH_MAX, BATCH_UNKNOWN};
 use crate::fanout::{Covered, FanoutError, Matches, Positions};
 use crate::id::Offset;
 use crate::metrics::BusMetrics;
@@ -133,7 +133,7 @@ impl Session {
         Self {
             logs,
             matches: Matches::default(),
-            batch: BATCH_FIRST,
+            batch: BATCH_UNKNOWN,
             added_ms: 0,
             checkpointed: now,
             kept: now,
@@ -157,7 +157,7 @@ impl Session {
         }
         let fits = BATCH_BYTES / (bytes / count).max(1);
         // A reader that has caught up begins with few again: the next entries may be large.
-        let grown = if count >= asked { asked * 2 } else { BATCH_FIRST };
+        let grown = if count >= asked { (asked * 2).max(BATCH_FIRST) } else { BATCH_FIRST };
         self.batch = grown.min(fits).clamp(8, BATCH_MAX);
     }
 }

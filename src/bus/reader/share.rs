@@ -104,7 +104,11 @@ impl Share {
 
     /// Gives the share up.
     pub(super) async fn leave(&self) {
-        let logs = Arc::clone(&self.state().logs);
+        let logs = {
+            let state = self.state();
+            hide_lag(&state.read);
+            Arc::clone(&state.logs)
+        };
         if !logs.is_empty() {
             let _ = self.call(&logs, Duration::ZERO).await;
         }
@@ -147,10 +151,7 @@ impl Share {
         if state.read == read {
             return;
         }
-        for lost in state.read.iter().filter(|log| !read.contains(log)) {
-            // The process that reads now reports the lag.
-            BusMetrics::new(lost).lag.set(0.0);
-        }
+        hide_lag(state.read.iter().filter(|log| !read.contains(log)));
         let bus = self.source.name();
         if read.is_empty() {
             warn!(bus, "another process reads the bus now");
@@ -159,4 +160,9 @@ impl Share {
         }
         state.read = read.to_vec();
     }
+}
+
+/// The process or instance that reads these logs now reports their lag.
+fn hide_lag<'a>(logs: impl IntoIterator<Item = &'a Arc<str>>) {
+    logs.into_iter().for_each(|log| BusMetrics::new(log).lag.set(0.0));
 }

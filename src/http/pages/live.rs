@@ -27,6 +27,11 @@ use crate::trend::Point;
 /// Time between two events. Each page varies it, so that pages that opened together, for example
 /// after a restart, do not ask for their content at the same moment for ever.
 const EVERY: Duration = Duration::from_secs(2);
+/// The content of a page may take this share of the time. So pages that read much of a store are
+/// refreshed less often.
+const SHARE: u32 = 20;
+/// Maximum time between two events.
+const EVERY_MAX: Duration = Duration::from_secs(60);
 /// Maximum duration of a stream. The browser then reconnects, so a revoked token cannot keep
 /// reading.
 const LIFE: Duration = Duration::from_secs(600);
@@ -83,10 +88,12 @@ impl Live {
             return Err(Problem::new(Kind::Overloaded, detail).retry_after(10).into());
         };
         let (stopping, end) = (self.health.stopping.clone(), Instant::now() + LIFE);
-        let events = stream::unfold((content, open), move |(content, open)| {
+        let first = (content, open, Duration::ZERO);
+        let events = stream::unfold(first, move |(content, open, took)| {
             let (stopping, looked_at) = (stopping.clone(), Arc::clone(&looked_at));
             async move {
-                let pause = EVERY.mul_f64(rand::rng().random_range(0.75..1.25));
+                let every = EVERY.max((took * SHARE).min(EVERY_MAX));
+                let pause = every.mul_f64(rand::rng().random_range(0.75..1.25));
                 tokio::select! {
                     biased;
                     () = stopping.cancelled() => return None,
@@ -96,13 +103,14 @@ impl Live {
                 if Instant::now() >= end {
                     return None;
                 }
+                let asked = Instant::now();
                 let event = match content(looked_at).await {
                     Ok(markup) => Event::default().data(markup.into_string()),
                     Err(Refusal(problem)) => {
                         Event::default().event("problem").data(problem.detail())
                     }
                 };
-                Some((Ok::<_, Infallible>(event), (content, open)))
+                Some((Ok::<_, Infallible>(event), (content, open, asked.elapsed())))
             }
         });
         let mut response = Sse::new(events).into_response();

@@ -222,7 +222,7 @@ async fn active_shards_are_scanned_every_second_unless_their_bots_wait_for_token
     let parked = Claimed { deadline_ms: Some(3_600_000), ..empty() };
     let ready = Claimed { low: Some(1), ready: 1, ..parked.clone() };
     for (patient, reply, seconds) in
-        [(false, &parked, 1.0), (true, &parked, 60.0), (true, &ready, 1.0), (false, &ready, 1.0)]
+        [(false, &parked, 1.0), (true, &parked, 10.0), (true, &ready, 1.0), (false, &ready, 1.0)]
     {
         let board = Board::new(ShardCount::new(1).unwrap()).patient(patient);
         board.next_round(1, 0);

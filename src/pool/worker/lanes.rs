@@ -121,8 +121,9 @@ impl Worker {
         }
     }
 
+    /// The time of the server, as the lease shows it: the clocks of processes may differ.
     fn now_ms(&self) -> u64 {
-        crate::clock::millis(self.shared.now())
+        self.lease.fence.get() / 1_000 + crate::clock::millis(self.claimed_at.elapsed())
     }
 
     /// What changes for the lanes that are set aside.
@@ -134,7 +135,8 @@ impl Worker {
     /// After a holder vanished, notes which list is tried, before a handler touches an event that may
     /// end this process too. Returns whether the lease is still held.
     pub(super) async fn note_tried(&mut self, tried: Tried) -> bool {
-        if !self.lease.attempts.vanished() {
+        // Also without a vanished holder: a success in another lane has forgotten those that vanished.
+        if !self.lease.attempts.isolated() {
             return true;
         }
         if !self.lease.aside.is_empty() {

@@ -199,8 +199,8 @@ impl Worker {
                 slice.push(Fitness::Spent(reason));
                 continue;
             }
-            let arrived = Duration::from_micros(sequence.get());
-            let age = now.saturating_sub(arrived);
+            // Both are times of the server: the clock of this process may be wrong.
+            let age = Duration::from_micros(self.lease.fence.get().saturating_sub(sequence.get()));
             let expired = event.expirytime().is_some_and(|at| {
                 at.as_duration() <= jiff::SignedDuration::try_from(now).unwrap_or_default()
             });

@@ -385,7 +385,8 @@ pub struct Emit<'a> {
 }
 
 impl Call for Emit<'_> {
-    type Reply = u64;
+    /// The last event that was published now. `None`: all were published before.
+    type Reply = Option<Offset>;
     const NAME: &'static str = "emit";
 
     fn command(&self) -> Cmd {
@@ -401,7 +402,9 @@ impl Call for Emit<'_> {
         cmd
     }
 
-    fn reply(value: Value) -> Result<u64, ReplyError> {
-        Reply::single(value)?.number()
+    fn reply(value: Value) -> Result<Option<Offset>, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let _added: u64 = reply.number()?;
+        Ok(reply.text()?.parse().ok())
     }
 }

@@ -159,7 +159,7 @@ async fn bots_that_wait_for_tokens_are_not_claimed() {
     let claims = async || server.calls("zrangebyscore").await;
     let (before, since) = (claims().await, Instant::now());
     eventually(LONG, "time passes", async || since.elapsed() > Duration::from_secs(4)).await;
-    // A shard of theirs is looked at once a minute, as an empty one.
+    // A shard of theirs is looked at every ten seconds.
     assert!(claims().await - before <= 8, "{} claims in 4 s", claims().await - before);
     assert_eq!(log.len(), 20);
     instance.stop().await;

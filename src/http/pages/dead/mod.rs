@@ -84,7 +84,10 @@ async fn content(
     let queue = api.queues.of(pipeline);
     let wanted = |bot: &BotId| caller.covers(bot);
     let fits = Wish { bot, wanted: &wanted, reason: &wish.reason };
-    let deadline = (!wish.reason.is_empty()).then(|| Instant::now() + SEARCH_TIME);
+    // A search for some of them may read all.
+    let searches = !wish.reason.is_empty() || bot.is_some() || !caller.covers_all();
+    let _turn = if searches { Some(api.large_reads.take(caller.name()).await) } else { None };
+    let deadline = searches.then(|| Instant::now() + SEARCH_TIME);
     let DeadGlimpses { letters, more, cut } =
         queue.search_dead_letters(fits, before, LETTERS, deadline).await?;
     // The groups of the whole list, whatever its page and its reason are.

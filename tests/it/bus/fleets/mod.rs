@@ -363,6 +363,14 @@ async fn operators_list_the_logs_check_the_buses_and_pass_over_entries() {
         assert_eq!(of_bus.unwrap()["state"], "ok", "{check:?}");
         let refused = run(&["bus", "skip", log_name, "--to", last]);
         assert!(refused.code == 64 && refused.err.contains("--yes"), "{refused:?}");
+        let next = last.split_once('-').map(|(epoch, at)| {
+            let at: u64 = at.parse().unwrap();
+            format!("{epoch}-{}", at + 1)
+        });
+        let beyond = run(&["bus", "skip", log_name, "--to", &next.unwrap(), "--yes"]);
+        assert!(beyond.code == 64 && beyond.err.contains("ends at"), "{beyond:?}");
+        let unknown = run(&["bus", "skip", "none", "--to", last, "--yes"]);
+        assert!(unknown.code == 64 && unknown.err.contains("bus list"), "{unknown:?}");
         let skipped = run(&["bus", "skip", log_name, "--to", last, "--yes"]);
         assert!(skipped.code == 0 && skipped.out.contains("passed over"), "{skipped:?}");
         let audit = run(&["audit"]);

@@ -33,6 +33,16 @@ async fn a_run_is_kept_while_it_is_of_use() {
     assert_eq!((code, &told["put"], &told["done"]), (200, &json!(10), &json!(true)), "{told}");
     let left = kept(&rig, "r").await;
     assert!((MINUTE..=10 * MINUTE).contains(&left), "{left}");
+    // A later run with this id puts the events again.
+    let mut connection = rig.server.connection().await;
+    let names = rig.data().await;
+    let positions: Vec<&String> =
+        names.keys().filter(|name| name.ends_with("}:replay:r")).collect();
+    assert!(!positions.is_empty(), "{names:?}");
+    for name in positions {
+        let left: i64 = redis::cmd("PTTL").arg(name).query_async(&mut connection).await.unwrap();
+        assert!((MINUTE..=10 * MINUTE).contains(&left), "{name}: {left}");
+    }
     let (code, told) = replay(&client, &json!({ "id": "r" })).await;
     assert_eq!((code, &told["put"], &told["done"]), (200, &json!(0), &json!(true)), "{told}");
     rig.got(80).await;

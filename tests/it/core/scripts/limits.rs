@@ -1,8 +1,10 @@
 //! `permit`, `budget` and `set`: limits of bots and of pipelines.
 
+use fairlane::id::Lane;
 use fairlane::rate::Change::{Keep, Reset, To};
 use fairlane::rate::{BotRate, Bucket, Change, Rate, Weight};
-use fairlane::redis::scripts::{Budget, Budgeted, Permit, Permitted, Set, Verdict};
+use fairlane::redis::aside::{Aside, Waiting};
+use fairlane::redis::scripts::{AsideChange, Budget, Budgeted, Permit, Permitted, Set, Verdict};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
@@ -150,6 +152,25 @@ fn a_bot_without_events_is_parked_for_a_second_at_most_so_that_the_next_one_show
         assert!(shard.claim(ends - 1_000).leases.is_empty(), "{n} {ms}");
         assert_eq!(shard.claim(ends).leases.len(), 1, "{n} {ms}");
     }
+}
+
+#[test]
+fn a_new_rate_forgets_no_bot_that_waits_for_a_lane() {
+    let mut shard = Shard::new();
+    shard.push(NOW, "a", &["1"], LIMITS);
+    let claimed = shard.claim(NOW);
+    let lane = Lane::of("key");
+    let mut aside = Aside::of(7);
+    aside.set(Waiting { lane, due_ms: u64::MAX >> 20, attempts: 1, alone: 0 });
+    let moved = Completion {
+        exceptions: vec![Exception { index: 0, fate: Fate::Lane(lane) }],
+        aside: Some(AsideChange { aside, next_ms: 3_600_000, list: None }),
+        ..completion(&claimed, 0, 1, Mode::Release)
+    };
+    assert_eq!(shard.complete(NOW, 100, &[moved]).verdicts, [Verdict::Ok]);
+    assert!(shard.claim(NOW).leases.is_empty());
+    assert!(set(&mut shard, "a", 9, (None, To("100/s"), Keep)));
+    assert_eq!(shard.claim(NOW).leases.len(), 1, "it looks when its lane is due");
 }
 
 #[test]

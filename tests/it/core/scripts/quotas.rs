@@ -1,7 +1,7 @@
 //! Quotas of one bot at their bounds, counts that are wrong, and notes of pauses.
 
 use fairlane::quotas::QuotaExceeded;
-use fairlane::redis::scripts::{Pause, Promote, Resume, exceeded};
+use fairlane::redis::scripts::{Pause, Promote, Redrive, Resume, exceeded};
 
 use super::*;
 
@@ -114,4 +114,38 @@ fn a_pause_keeps_its_note_unless_the_new_one_has_a_reason_and_ends_with_it() {
         assert_ne!(note(&mut shard).as_deref(), Some("third"));
         assert!(shard.call(NOW, &Resume { keys, bot, slice_us: SLICE_US }));
     }
+}
+
+/// Otherwise a tenant could fill its queue and its dead letters again and again.
+#[test]
+fn redriven_events_above_the_quota_count_as_the_letters_that_they_were() {
+    let mut shard = Shard::new();
+    let (keys, bot) = (&shard.keys.clone(), &bot("a"));
+    let text = "x".repeat(9);
+    let one = 11 + text.len() as u64;
+    let quota = Quota { queued_bytes: 100 * one, dead_bytes: 30 * one, ..Quota::NONE };
+    let mut last = Offset::default();
+    for round in 1..=4 {
+        let prev = last;
+        last.ms += 1;
+        let call = Enqueue {
+            keys,
+            spans: vec![Span { log: "events", prev, last }],
+            repeats: None,
+            limits: Limits { quota, ..LIMITS },
+            quotas: &NO_QUOTAS,
+            bots: vec![(bot.clone(), vec![text.as_bytes(); 120])],
+            postings: None,
+            take: Take::default(),
+        };
+        shard.call(NOW, &call);
+        let letters = shard.letters();
+        let expected = [20, 10, 0, 0][round - 1];
+        assert_eq!(letters.len(), expected, "round {round}");
+        for id in letters {
+            let redrive = Redrive { keys, id, bot, slice_us: SLICE_US, renews: false };
+            assert!(shard.call(NOW, &redrive));
+        }
+    }
+    assert_eq!(held(&mut shard, "qa"), Some(130 * one));
 }

@@ -9,7 +9,7 @@ use proptest::sample::Index;
 
 use super::operation::{Again, Chain};
 use crate::model::state_machine::{
-    Bot, Enqueued, Event, Name, Repeats, Server, Span, Stream, Take,
+    Bot, Enqueued, Event, Name, Queued, Repeats, Server, Span, Stream, Take,
 };
 
 /// A call of the script.
@@ -31,14 +31,29 @@ pub(super) struct Copy {
 }
 
 impl Copy {
-    pub(super) fn send(&self, now_us: i64, server: &mut Server) -> Enqueued {
+    /// Sends it. Returns the names of the events that are queued now, too.
+    pub(super) fn send(&self, now_us: i64, server: &mut Server) -> (Enqueued, Vec<Name>) {
         let of_bot = |(bot, events): &(Bot, Vec<Event>)| {
             events.iter().map(|event| (*bot, *event)).collect::<Vec<_>>()
         };
         let events: Vec<(Bot, Event)> = self.bots.iter().flat_map(of_bot).collect();
         let Self { window_ms, ref names, ref left_out, .. } = *self;
         let repeats = (window_ms > 0).then_some(Repeats { window_ms, names, left_out });
-        server.enqueue(now_us, &self.spans, &events, repeats, self.take)
+        let length = |server: &Server, bot| server.list(bot, None).map_or(0, VecDeque::len);
+        let before: BTreeMap<Bot, usize> =
+            self.bots.iter().map(|&(bot, _)| (bot, length(server, bot))).collect();
+        let reply = server.enqueue(now_us, &self.spans, &events, repeats, self.take);
+        // The first ones of each bot are taken.
+        let mut taken: BTreeMap<Bot, usize> =
+            before.iter().map(|(&bot, before)| (bot, length(server, bot) - before)).collect();
+        let mut is_taken = |bot: &Bot| {
+            let left = taken.get_mut(bot).unwrap();
+            let is_taken = *left > 0;
+            *left -= usize::from(is_taken);
+            is_taken
+        };
+        let queued = events.iter().zip(names).filter(|((bot, _), _)| is_taken(bot));
+        (reply, queued.map(|(_, name)| *name).collect())
     }
 
     /// The same part of the bus, without the events at these places.
@@ -170,13 +185,20 @@ impl Copier {
 
     /// Notes the reply, and whether it may be so. An event is copied once within the window. An event that
     /// was not copied, or more than two windows ago, is not dropped.
-    pub(super) fn receive(&mut self, now_ms: i64, copy: &Copy, reply: &Enqueued) {
+    /// `queued`: the names of the events that are queued now. Those that were dropped may be copied again.
+    pub(super) fn receive(
+        &mut self,
+        now_ms: i64,
+        copy: &Copy,
+        (reply, queued): (&Enqueued, &[Name]),
+    ) {
         if copy.rest_of.is_none() {
             self.last = Some(copy.clone());
         }
         let names = if copy.window_ms > 0 { &copy.names[..] } else { &[] };
         match reply {
-            Enqueued::Stored(..) => {
+            Enqueued::Stored(Queued { dropped, .. }, _) => {
+                let names = if *dropped > 0 && copy.window_ms > 0 { queued } else { names };
                 if copy.left_out.iter().any(|name| !self.copied.0.contains_key(name)) {
                     self.broken = Some("an event was left out, and its copy is lost");
                 }

@@ -394,9 +394,9 @@ impl ReferenceState {
         match *action {
             Action::Nothing => ScriptReply::Nothing,
             Action::Enqueue(ref copy) => {
-                let reply = copy.send(now_us, server);
+                let (reply, queued) = copy.send(now_us, server);
                 let at = server.stands(&copy.spans);
-                self.copier.receive(now_us / 1_000, copy, &reply);
+                self.copier.receive(now_us / 1_000, copy, (&reply, &queued));
                 let mut run = None;
                 if let Enqueued::Stored(_, taken) = &reply
                     && !taken.is_empty()

@@ -204,7 +204,9 @@ impl Server {
                 self.later.insert(sequence, (at_ms, bot, event));
             }
             Fate::Lane(lane) => {
-                self.lists.entry((bot, lane)).or_default().push_back((sequence, event));
+                let list = self.lists.entry((bot, lane)).or_default();
+                let place = list.partition_point(|&(other, _)| other < sequence);
+                list.insert(place, (sequence, event));
                 self.depth += 1;
             }
         }

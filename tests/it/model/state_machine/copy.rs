@@ -1,5 +1,7 @@
 //! The copy of the bus into queues, and the leases that a copier takes.
 
+use std::collections::BTreeMap;
+
 use super::{Bot, Event, Granted, Queued, Repeats, Server, Stream};
 
 /// The leases that a copier wants.
@@ -61,12 +63,35 @@ impl Server {
                 return Enqueued::Repeated(seen);
             }
         }
+        let lengths: BTreeMap<Bot, usize> =
+            events.iter().map(|&(bot, _)| (bot, self.length(bot))).collect();
         let (queued, fresh) = self.append(now_us, events);
+        if let Some(repeats) = repeats.filter(|_| queued.dropped > 0) {
+            self.forget_dropped(events, repeats, lengths);
+        }
         self.unpark(&fresh);
         let (taken, fresh) = self.lease_fresh(now_us, fresh, take);
         self.rise(now_us, &fresh);
         self.offsets.extend(spans.iter().map(|(stream, (_, last))| (*stream, *last)));
         Enqueued::Stored(queued, taken)
+    }
+
+    /// Events that were dropped may be copied later. `left`: the former lengths of the queues.
+    fn forget_dropped(
+        &mut self,
+        events: &[(Bot, Event)],
+        repeats: Repeats<'_>,
+        mut left: BTreeMap<Bot, usize>,
+    ) {
+        for (bot, length) in &mut left {
+            *length = self.length(*bot) - *length;
+        }
+        for ((bot, _), name) in events.iter().zip(repeats.names) {
+            match left.get_mut(bot) {
+                Some(left) if *left > 0 => *left -= 1,
+                _ => self.names.forget(*name),
+            }
+        }
     }
 
     /// The last copied offset of each stream of a call.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Bot, Event, Letter, Server};
+use super::{Bot, Event, Letter, Reason, Server};
 
 /// The bytes of a record before its event.
 const HEAD: u64 = 11;
@@ -57,8 +57,13 @@ impl Server {
     pub(super) fn may_bury(&self, letter: Letter) -> bool {
         let (letters, bytes) = self.limits.letters;
         let (bot, size) = (letter.bot, record_size(letter.event));
+        // Redriven events above the quota count as letters.
+        let above = match letter.reason {
+            Reason::Quota(limit) => self.held('q', bot).saturating_sub(limit),
+            _ => 0,
+        };
         (letters == 0 || self.held('d', bot) < letters)
-            && (bytes == 0 || self.held('D', bot) + size <= bytes)
+            && (bytes == 0 || self.held('D', bot) + above + size <= bytes)
             && !self.keeps_oldest_letter(bot)
     }
 

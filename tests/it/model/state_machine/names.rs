@@ -41,6 +41,14 @@ impl Names {
         [&self.now, &self.before].into_iter().flatten().any(|noted| noted.names.contains(&name))
     }
 
+    /// Forgets a name that was just noted.
+    pub(super) fn forget(&mut self, name: Name) {
+        if let Some(noted) = &mut self.now {
+            noted.names.remove(&name);
+        }
+        self.now.take_if(|noted| noted.names.is_empty());
+    }
+
     /// The places of the names that are remembered. If there are none, notes all.
     pub(super) fn repeated(&mut self, now_us: i64, repeats: Repeats<'_>) -> Vec<usize> {
         let Repeats { window_ms, names, .. } = repeats;

@@ -281,3 +281,22 @@ fn a_redriven_event_ends_the_wait_for_a_lane_and_keeps_the_lanes() {
     assert_eq!(claimed.leases[0].aside, waiting(lane()));
     assert_eq!((shard.events("b"), shard.meta("depth")), (vec!["b1".to_owned()], 2));
 }
+
+#[test]
+fn a_redriven_event_comes_before_later_ones_of_its_lane_that_is_set_aside() {
+    let mut shard = Shard::new();
+    shard.push(NOW, "b", &["a1", "a2", "b1", "a3"], LIMITS);
+    let claimed = shard.claim(NOW);
+    let first =
+        Completion { exceptions: vec![dead(0), moved(1), moved(3)], ..set_aside(&claimed, 4, &[]) };
+    assert_eq!(shard.complete_one(NOW, &first), Verdict::Ok);
+    assert_eq!(shard.lane(), ["a2", "a3"]);
+    shard.push(NOW, "b", &["a4"], LIMITS);
+    let (keys, id, bot, slice_us) = (&shard.keys.clone(), shard.letters()[0], &bot("b"), SLICE_US);
+    assert!(shard.call(NOW, &Redrive { keys, id, bot, slice_us, renews: false }));
+    assert_eq!(shard.events("b"), ["a1", "a4"]);
+    let claimed = shard.claim(NOW);
+    assert_eq!(shard.complete_one(NOW, &set_aside(&claimed, 2, &[0, 1])), Verdict::Ok);
+    assert_eq!(shard.lane(), ["a1", "a2", "a3", "a4"]);
+    assert_eq!((shard.meta("depth"), shard.held("a")), (4, 4));
+}

@@ -158,3 +158,23 @@ fn a_repetition_and_a_replacement_are_accepted_at_the_quota() {
     assert_eq!(notes.held()["nb"], 1);
     notes.try_schedule(&new("b", "u", 0), one, None).unwrap_err();
 }
+
+/// One that is replaced leaves its event in the queue. Otherwise a paused bot could fill Redis.
+#[test]
+fn events_that_are_queued_count_towards_the_quota_of_bytes() {
+    let mut notes = Notes::new();
+    let quota = Quota { pending_bytes: 10_000, ..Quota::NONE };
+    let keyed = NewNotification { key: Some(("k".to_owned(), Replace)), ..new("b", "u", 0) };
+    let (mut last, mut queued) = (None, 0);
+    let refused = loop {
+        match notes.try_schedule(&keyed, quota, last) {
+            Ok(id) => last = Some(id),
+            Err(refused) => break refused,
+        }
+        queued += notes.promote();
+    };
+    assert_eq!((refused.name, refused.limit), ("notification_bytes", 10_000));
+    assert!((10_001..10_200).contains(&refused.held), "{refused:?}");
+    assert!(queued > 50, "{queued}");
+    assert_eq!(notes.step("b").len(), 1);
+}

@@ -211,6 +211,7 @@ fn a_user_is_not_free_before_it_can_be_told_how_the_last_one_ended() {
         notes.pass(1);
     }
     assert_eq!(notes.finish(&sent, Ending::Sent), Some("sent".into()));
+    notes.pass(30);
     notes.step("b");
     assert_eq!(notes.state(second), "throttled");
 

@@ -1,13 +1,14 @@
 //! Notifications that wait until their user is online.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use fairlane::notifications::record::{Ending, NewNotification};
+use fairlane::notifications::record::{Ending, NewNotification, NotificationId};
 use fairlane::notifications::scripts::Release;
 use redis::Commands;
 
 use super::super::bot;
-use super::{Notes, new};
+use super::{Notes, SECOND, new};
 
 #[test]
 fn a_release_wakes_the_schedulers_and_its_user_is_known_for_the_threshold_at_least() {
@@ -50,6 +51,57 @@ fn one_that_waits_for_its_user_is_released_when_due_one_a_call_oldest_first() {
     assert!(notes.online("u"), "the half hour is not asked");
     assert_eq!(notes.step("b").remove(0).id, late);
     assert!(!notes.online("u"));
+}
+
+/// Otherwise a tenant with many notifications to one user could keep Redis busy.
+#[test]
+fn those_that_wait_for_the_one_in_flight_to_their_user_take_turns() {
+    let mut notes = Notes::new();
+    for _ in 0..201 {
+        notes.schedule(&new("b", "u", 0));
+    }
+    let flying = notes.step("b").remove(0);
+    let dues = |notes: &mut Notes| -> BTreeMap<String, i64> {
+        let key = notes.shard.keys.due.clone();
+        let all: Vec<(String, i64)> =
+            notes.shard.harness.plain().zrange_withscores(key, 0, -1).unwrap();
+        all.into_iter().filter(|(id, _)| *id != flying.id.to_string()).collect()
+    };
+    let looked_at = |notes: &mut Notes, ms: i64| {
+        let before = dues(notes);
+        notes.now += ms * 1_000;
+        assert_eq!(notes.step("b"), []);
+        let after = dues(notes);
+        before.iter().filter(|(id, due)| after[*id] != **due).count()
+    };
+    assert_eq!([999, 1].map(|ms| looked_at(&mut notes, ms)), [0, 1], "the first after a second");
+    let looks: Vec<usize> = (0..10).map(|_| looked_at(&mut notes, 1_000)).collect();
+    assert!(looks.iter().all(|looks| *looks <= 50) && looks[..4] == [50; 4], "{looks:?}");
+    // The later they are, the longer they wait: 2.5 s after 10 s.
+    let expected = notes.now / 1_000 + 2_500 + 200 * 20;
+    let last = *dues(&mut notes).values().max().unwrap();
+    assert!(last <= expected, "{last} {expected}");
+    notes.finish(&flying, Ending::Refused("no".into()));
+    notes.pass(7);
+    let second = notes.step("b").remove(0);
+    // It ends in time, and one that was released does not wait for those before it.
+    let expires_in = Duration::from_millis(500);
+    let brief = notes.schedule(&NewNotification { expires_in, ..new("b", "u", 0) });
+    let waits = notes.schedule(&NewNotification { waits: true, ..new("b", "u", 0) });
+    assert!(notes.online("u"));
+    notes.step("b");
+    let due = |notes: &mut Notes, id: NotificationId| dues(notes)[&id.to_string()];
+    let now = notes.now / 1_000;
+    assert_eq!((due(&mut notes, brief), due(&mut notes, waits)), (now + 500, now + 1_000));
+    // A clock that is set back keeps nobody waiting for long.
+    notes.finish(&second, Ending::Refused("no".into()));
+    notes.now -= 7_200 * SECOND;
+    notes.schedule(&new("b", "u", 0));
+    notes.step("b");
+    let late = notes.schedule(&new("b", "u", 0));
+    notes.step("b");
+    let now = notes.now / 1_000;
+    assert_eq!(due(&mut notes, late), now + 1_000);
 }
 
 #[test]
