@@ -35,6 +35,8 @@ settle()
 if lanes == '' then
   call('HDEL', ATT, bot)
 else
+  -- The queue goes first: the event may belong before those of a lane that is due.
+  lanes = string.gsub(lanes, '^(%x+);[^;]*;', '%1;q;')
   call('HSET', ATT, bot, '0|0|0|0|' .. lanes)
   if length == 1 then
     unpark({bot})

@@ -10,6 +10,10 @@ const AT_REST: u64 = 256;
 /// Calls outside the workers, and look-ups of names.
 const CALLS: u64 = 2_048;
 
+/// The soft limit, if the hard one permits it: connections that rest between calls to the servers of tenants
+/// come on top.
+const PLENTY: u64 = 65_536;
+
 /// Maximum number of files open at the same time. Every worker may hold a connection to its target.
 pub(crate) fn needed(config: &Config, roles: Roles) -> u64 {
     let pipelines = config.pipelines.values().filter(|pipeline| roles.work && pipeline.enabled);
@@ -24,14 +28,15 @@ pub(crate) fn allowed() -> Option<u64> {
     getrlimit(Resource::Nofile).maximum
 }
 
-/// Raises the soft limit as far as needed; `false`: the hard limit is too low.
+/// Raises the soft limit; `false`: the hard limit is lower than what is needed.
 pub(crate) fn raise(needed: u64) -> bool {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current.is_none_or(|current| current >= needed) {
+    let wanted = maximum.map_or(PLENTY, |maximum| maximum.min(PLENTY)).max(needed);
+    if current.is_none_or(|current| current >= wanted) {
         return true;
     }
-    let raised = Rlimit { current: Some(needed), maximum };
-    maximum.is_none_or(|maximum| maximum >= needed) && setrlimit(Resource::Nofile, raised).is_ok()
+    let raised = Rlimit { current: Some(wanted), maximum };
+    maximum.is_none_or(|maximum| maximum >= wanted) && setrlimit(Resource::Nofile, raised).is_ok()
 }
 
 /// Ensures that the process may open as many files as it may need.

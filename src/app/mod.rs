@@ -76,6 +76,7 @@ use crate::redis::{Link, Target};
 use crate::reload::Reloads;
 pub use crate::roles::Roles;
 use crate::signed_token::SigningKey;
+use crate::startup::Startup;
 use crate::trace::Tracer;
 
 /// Timeout of most calls. The outcome of a call that takes longer is unknown.
@@ -96,6 +97,8 @@ pub struct App {
     private: Private,
     metrics_listener: TcpListener,
     http_listener: Option<(TcpListener, Access)>,
+    /// Whether it follows another instance, which accepts connections until this one has started.
+    inherits: bool,
     export: Export,
 }
 
@@ -199,6 +202,7 @@ impl App {
             debug!(%error, "cannot ask Redis for its memory; asking again");
         }
         files::make_room(&config, roles)?;
+        let inherits = inherited.metrics.is_some();
         let (listen, backlog) = (config.metrics.listen, config.http.backlog);
         let metrics_listener = sockets::open("metrics.listen", listen, backlog, inherited.metrics)?;
         let http_listener = if roles.http {
@@ -244,7 +248,8 @@ impl App {
             tracer,
             reloads,
         };
-        Ok(Self { site, private: Private::default(), metrics_listener, http_listener, export })
+        let private = Private::default();
+        Ok(Self { site, private, metrics_listener, http_listener, inherits, export })
     }
 
     /// The address of the HTTP API; `None` without that role.
@@ -318,7 +323,7 @@ impl App {
         shutdown: Shutdown,
         ready: Option<oneshot::Sender<()>>,
     ) -> Result<(), AppError> {
-        let Self { mut site, private, metrics_listener, http_listener, export } = self;
+        let Self { mut site, private, metrics_listener, http_listener, inherits, export } = self;
         let exporting = export.start();
         // Health is served until the very end, so it has a separate stop signal.
         let stop = CancellationToken::new();
@@ -351,10 +356,17 @@ impl App {
                 handed: shutdown.handed.clone(),
                 stop: stop.clone(),
             };
-            servers.spawn(site.serve(listener, api, health, ending));
+            let (after, stop) = (inherits.then(|| startup.clone()), stop.clone());
+            let serving = site.serve(listener, api, health, ending);
+            servers.spawn(async move {
+                accepts(after, &stop).await;
+                serving.await;
+            });
         }
         let handed = shutdown.handed.clone();
-        let observing = observe::spawn(metrics_listener, health(link()), handed, stop.clone())?;
+        let after = inherits.then(|| startup.clone());
+        let observing =
+            observe::spawn((metrics_listener, after), health(link()), handed, stop.clone())?;
         if let Some(ready) = ready {
             let startup = startup.clone();
             shutdown.spawn(async move {
@@ -383,5 +395,16 @@ impl App {
         drop(site);
         private.stop().await?;
         refused.map_or(Ok(()), Err)
+    }
+}
+
+/// Waits until an instance that follows another one has started, or must stop. Until then the other one
+/// accepts the connections.
+async fn accepts(after: Option<Startup>, stop: &CancellationToken) {
+    if let Some(startup) = after {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = startup.is_over() => {}
+        }
     }
 }

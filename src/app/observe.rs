@@ -8,13 +8,15 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::http::{self, Ending, Health, Limits, Proxies};
+use crate::startup::Startup;
 
 /// There are few scrapers and probes.
 const LIMITS: Limits = Limits { name: "metrics", connections: 256, per_address: 128 };
 
-/// Serves `metrics.listen` until `stop`; the receiver is notified when it has ended.
+/// Serves `metrics.listen` until `stop`; the receiver is notified when it has ended. `after`: the start to
+/// wait for.
 pub(super) fn spawn(
-    listener: TcpListener,
+    (listener, after): (TcpListener, Option<Startup>),
     health: Health,
     handed: CancellationToken,
     stop: CancellationToken,
@@ -26,6 +28,7 @@ pub(super) fn spawn(
         runtime.block_on(async {
             match TcpListener::from_std(listener) {
                 Ok(listener) => {
+                    super::accepts(after, &stop).await;
                     let ending = Ending { leaving: health.leaving.clone(), handed, stop };
                     let routes = http::metrics_routes(health);
                     http::serve(listener, routes, LIMITS, Proxies::default(), ending).await;

@@ -28,6 +28,7 @@ const HANDOVER: Duration = Duration::from_secs(6);
 const LOOK: Duration = Duration::from_secs(5);
 /// When a change of these files is tried again that could not be applied: a store may have been down.
 const AGAIN: Duration = Duration::from_secs(60);
+const STOPS: &str = "the process stops";
 /// How long a new instance may take to be ready.
 const READY: Duration = Duration::from_secs(30);
 
@@ -187,7 +188,11 @@ where
         let refused = |error: AppError| ReloadError::Refused(error.to_string());
         let sockets = self.current.sockets.copied().map_err(|error| refused(error.into()))?;
         let builder = (self.builder)(config).reloads(self.reloads.clone()).inheriting(sockets);
-        let app = Box::pin(builder.build()).await.map_err(refused)?;
+        let app = tokio::select! {
+            biased;
+            () = self.process.soft.cancelled() => return Err(ReloadError::NotReady(STOPS.to_owned())),
+            app = Box::pin(builder.build()) => app.map_err(refused)?,
+        };
         let pipelines = app.pipelines();
         let of = (self.current.number + 1, times.1);
         let (next, ready) = run(app, &self.process, of, &mut self.running).map_err(refused)?;
@@ -221,7 +226,7 @@ fn run(
 async fn ready_within(ready: oneshot::Receiver<()>, process: &Shutdown) -> Result<(), String> {
     tokio::select! {
         biased;
-        () = process.soft.cancelled() => Err("the process stops".to_owned()),
+        () = process.soft.cancelled() => Err(STOPS.to_owned()),
         told = tokio::time::timeout(READY, ready) => match told {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) => Err("it has ended; the log says why".to_owned()),

@@ -47,7 +47,11 @@ where
         reached = reach::redis(&config) => reached?,
     }
     let relay = Relay::start(config, (load, builder), process.clone(), times, reloads);
-    let relay = Box::pin(relay).await?;
+    let relay = tokio::select! {
+        biased;
+        () = process.soft.cancelled() => return Ok(()),
+        relay = Box::pin(relay) => relay?,
+    };
     service_manager::report(&process);
     Box::pin(relay.serve(requests)).await
 }

@@ -151,7 +151,8 @@ impl Effects {
         let emitting = async {
             let until = Instant::now() + ROOM_WITHIN;
             for batch in &batches {
-                let entering = self.room_for(batch, until).await;
+                let mut entering = self.room_for(batch, until).await;
+                entering.iter_mut().for_each(Entering::sends);
                 let last = self.emit(batch).await?;
                 if let (Some(entering), Some(last)) = (entering, last) {
                     entering.added(last);

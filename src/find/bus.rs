@@ -13,8 +13,8 @@ use crate::event::Event;
 use crate::id::Offset;
 use crate::redis::{Link, RedisError, Reply, ReplyError};
 
-/// Number of entries per read, unless they are large.
-const PAGE: usize = 500;
+/// Number of entries per read, unless they are large. Entries of up to 1 MiB may follow small ones.
+const PAGE: usize = 64;
 /// The same of the first read of a stream, whose entries may be large.
 const PAGE_FIRST: usize = 16;
 /// Bytes that a read should have.

@@ -82,6 +82,8 @@ pub(crate) async fn find(places: &Places<'_>, wanted: &Wanted) -> Result<Found, 
         unreadable = bus::search_unreadable(places.link, &wanted.id, deadline).await?;
     }
     let mut pipelines = Vec::new();
+    // The bus may have taken all of the time. What the queues have is told all the same.
+    let deadline = Instant::now() + places.within;
     for (queue, config) in &places.pipelines {
         let place = pipeline::Place { queue, config: config.as_ref(), now: places.now, deadline };
         let entry = bus.as_ref().zip(event.as_ref());

@@ -153,7 +153,8 @@ impl Place<'_> {
             (found.state, found.time_ms) = (EventState::Delayed, Some(due));
             return Ok(Some(found));
         }
-        if let Some(last) = found.attempts.first() {
+        // It may also be where the search did not get to: after a failed attempt it is tried again.
+        if let Some(last) = found.attempts.first().filter(|_| complete) {
             let took_ms = last.duration_us.unwrap_or_default() / 1_000;
             found.time_ms = Some(last.time_ms + took_ms);
             found.state = left_after(last);

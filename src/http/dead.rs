@@ -141,9 +141,8 @@ async fn list(
     // Until the answer is encoded, too.
     let _turn = api.large_reads.take(caller.name()).await;
     let page = queue.list_dead_letters(bot, &wanted, before, limit).await?;
-    let DeadPage { letters: dead_letters, more } = page;
-    let last = dead_letters.last().filter(|_| more);
-    let cursor = last.map(|last| cursors.write(uri.path(), &last.id));
+    let DeadPage { letters: dead_letters, next } = page;
+    let cursor = next.map(|next| cursors.write(uri.path(), &next));
     Ok(Json(DeadLetters { dead_letters, cursor }).into_response())
 }
 

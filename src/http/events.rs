@@ -21,6 +21,7 @@ use super::docs::{Body, Parameters};
 use super::extract;
 use super::problem::{Flaw, Kind, Problem};
 use super::traced::Traced;
+use crate::bus::BusError;
 use crate::bus::backlog::Exceeded;
 use crate::bus::source::Outgoing;
 use crate::event::Event;
@@ -159,7 +160,7 @@ pub(super) async fn store(
         Problem::new(Kind::Starting, detail).retry_after(1)
     })?;
     let senders = senders(api, caller, &counts);
-    let entered = api.backlog.enter(senders).await.map_err(|Exceeded { place, events }| {
+    let mut entered = api.backlog.enter(senders).await.map_err(|Exceeded { place, events }| {
         let bot = counts.keys().nth(place).copied();
         api.gate.refuse_backlog(bot, events, parts)
     })?;
@@ -171,9 +172,23 @@ pub(super) async fn store(
         .zip(&events.bots)
         .map(|(json, bot)| Outgoing { json: json.as_ref(), bot: bot.as_str() })
         .collect();
+    entered.sends();
     let published = api.bus.publish(&outgoing).await;
     drop(outgoing);
-    let offsets = published.inspect_err(|error| traced.fail(error))?;
+    let offsets = match published {
+        Ok(offsets) => offsets,
+        Err(error) => {
+            traced.fail(&error);
+            let is_sure = match &error {
+                BusError::Redis(error) => !error.may_have_run(),
+                error => matches!(error, BusError::Connect { .. } | BusError::Refused { .. }),
+            };
+            if is_sure {
+                entered.failed();
+            }
+            return Err(error.into());
+        }
+    };
     entered.added(offsets.last().copied().unwrap_or_default());
     drop(traced);
     let applied = wants_representation(&parts.headers);

@@ -73,11 +73,13 @@ impl Queue {
         place: Option<Place>,
     ) -> Result<(Vec<Place>, bool), RedisError> {
         let misread = |error| self.link().misread("ZRANGE", error);
-        let (mut skipped, from) = (0, place.map_or(0, |(ms, _)| ms));
+        let mut rank = match place {
+            Some(place) => self.rank_behind(bot, place).await?,
+            None => 0,
+        };
         loop {
             let mut range = redis::cmd("ZRANGE");
-            range.arg(&self.keys_of(bot).due).arg(from).arg("+inf").arg("BYSCORE");
-            range.arg("LIMIT").arg(skipped).arg(PAGE).arg("WITHSCORES");
+            range.arg(&self.keys_of(bot).due).arg(rank).arg(rank + PAGE - 1).arg("WITHSCORES");
             let reply = self.link().command("ZRANGE", range).await?;
             let mut reply = Reply::new(reply).map_err(misread)?;
             let (mut found, mut read) = (Vec::with_capacity(PAGE), 0);
@@ -87,17 +89,45 @@ impl Queue {
                 read += 1;
                 let Ok(id) = id.parse::<NotificationId>() else { continue };
                 let at = (ms.unwrap_or_default(), id);
-                // Several are due in the same millisecond, in the order of their ids.
-                if place
-                    .is_none_or(|(ms, before)| at.0 > ms || at.1.to_string() > before.to_string())
-                {
+                // Some may have become due meanwhile, which moves the ranks.
+                if place.is_none_or(|place| is_behind(at, place)) {
                     found.push(at);
                 }
             }
             if !found.is_empty() || read < PAGE {
                 return Ok((found, read < PAGE));
             }
-            skipped += PAGE;
+            rank += PAGE;
         }
     }
+
+    /// The rank of the first due time behind a place. Any number may be due in one millisecond, in the order
+    /// of their ids, so it halves the range instead of reading it.
+    async fn rank_behind(&self, bot: &BotId, (ms, id): Place) -> Result<usize, RedisError> {
+        let (link, due, id) = (self.link(), &self.keys_of(bot).due, id.to_string());
+        let mut counts = Pipeline::with_capacity(2);
+        counts.cmd("ZCOUNT").arg(due).arg("-inf").arg(format!("({ms}"));
+        counts.cmd("ZCOUNT").arg(due).arg("-inf").arg(ms);
+        let mut bounds = [0_usize; 2];
+        for (bound, count) in bounds.iter_mut().zip(link.run_checked("ZCOUNT", &counts).await?) {
+            *bound = link.read("ZCOUNT", count)?;
+        }
+        let [mut low, mut high] = bounds;
+        while low < high {
+            let middle = low.midpoint(high);
+            let one = redis::Cmd::zrange(due, middle.cast_signed(), middle.cast_signed());
+            let found: Vec<String> = link.read("ZRANGE", link.command("ZRANGE", one).await?)?;
+            if found.first().is_some_and(|found| *found <= id) {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        Ok(low)
+    }
+}
+
+/// Whether a notification comes behind a place. Several are due in one millisecond, in the order of their ids.
+fn is_behind((ms, id): Place, (before_ms, before): Place) -> bool {
+    ms > before_ms || ms == before_ms && id.to_string() > before.to_string()
 }

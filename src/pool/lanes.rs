@@ -84,18 +84,19 @@ pub(super) enum List {
 ///
 /// Lanes of another ordering key come before the queue, one after the other. Otherwise a lane that is
 /// due and the queue take turns at random, for which the fence is good enough. After a holder vanished,
-/// the same list is tried again, so that its attempts count for the right event.
+/// the same list is tried again, so that its attempts count for the right event. After a redrive, the queue
+/// goes first.
 pub(super) fn choose(aside: &Aside, at: Situation) -> List {
     let Some(first) = aside.first() else { return List::Queue };
     let other_key = at.tag != Some(aside.tag);
     let next_ms = aside.next_ms(at.now_ms);
     let due = (next_ms == 0).then_some(List::Lane(first.lane));
-    if at.vanished {
-        match aside.tried {
-            Some(Tried::Lane(lane)) if aside.get(lane).is_some() => return List::Lane(lane),
-            Some(Tried::Queue) if at.has_queue && !other_key => return List::Queue,
-            _ => {}
+    match aside.tried {
+        Some(Tried::Lane(lane)) if at.vanished && aside.get(lane).is_some() => {
+            return List::Lane(lane);
         }
+        Some(Tried::Queue) if at.has_queue && !other_key => return List::Queue,
+        _ => {}
     }
     let queue = (at.has_queue && !other_key).then_some(List::Queue);
     match (due, queue) {

@@ -128,7 +128,7 @@ impl Queue {
             let wish = Wish { bot: Some(bot), wanted: &|_| true, reason: "" };
             let page = self.search_dead_letters(wish, before, PAGE, Some(deadline)).await?;
             read += page.letters.len();
-            before = page.letters.last().map(|(_, letter)| letter.id);
+            before = page.next;
             let is_it = |letter: &LetterOfBot| letter.event.as_deref() == Some(id);
             if let Some((_, letter)) = page.letters.into_iter().find(|(_, letter)| is_it(letter)) {
                 return Ok(Search::Found(letter));
@@ -136,7 +136,7 @@ impl Queue {
             if page.cut {
                 break;
             }
-            if !page.more {
+            if before.is_none() {
                 return Ok(Search::Absent);
             }
         }
@@ -195,11 +195,11 @@ impl Queue {
         while Instant::now() < deadline {
             let page = self.glimpse_dead_letters(None, &|_| true, before, PAGE).await?;
             let is_it = |letter: &LetterOfBot| letter.event.as_deref() == Some(id);
-            before = page.letters.last().map(|(_, letter)| letter.id);
+            before = page.next;
             if let Some((bot, _)) = page.letters.into_iter().find(|(_, letter)| is_it(letter)) {
                 return Ok(Some(bot));
             }
-            if !page.more {
+            if before.is_none() {
                 break;
             }
         }

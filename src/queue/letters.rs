@@ -33,8 +33,8 @@ const READ_BYTES: usize = 4 << 20;
 pub struct DeadPage {
     /// The newest first.
     pub letters: Vec<DeadLetter>,
-    /// Whether there are older ones.
-    pub more: bool,
+    /// Older ones are behind this one, which may be gone meanwhile. `None`: there are none.
+    pub next: Option<LetterId>,
 }
 
 /// A page of dead letters without their payloads.
@@ -42,8 +42,8 @@ pub struct DeadPage {
 pub struct DeadGlimpses {
     /// The newest first, each with its bot.
     pub letters: Vec<(BotId, LetterOfBot)>,
-    /// Whether there are older ones.
-    pub more: bool,
+    /// Older ones are behind this one, which may be gone meanwhile. `None`: there are none.
+    pub next: Option<LetterId>,
     /// Whether the search ended before its time was over, so that some may be missing.
     pub cut: bool,
 }
@@ -61,6 +61,12 @@ struct Chosen {
     letters: Vec<(LetterId, usize)>,
     more: bool,
     cut: bool,
+}
+
+impl Chosen {
+    fn next(&self) -> Option<LetterId> {
+        self.letters.last().filter(|_| self.more).map(|(id, _)| *id)
+    }
 }
 
 type Wanted<'a> = &'a (dyn Fn(&BotId) -> bool + Sync);
@@ -86,7 +92,7 @@ impl Queue {
                 letters.push(self.read("letters", decode(id, raw))?);
             }
         }
-        Ok(DeadPage { letters, more: chosen.more })
+        Ok(DeadPage { letters, next: chosen.next() })
     }
 
     /// The same without payloads, for web pages.
@@ -117,7 +123,7 @@ impl Queue {
     ) -> Result<DeadGlimpses, RedisError> {
         let chosen = self.choose(wish, before, (limit, usize::MAX), deadline).await?;
         let letters = self.glimpses(&chosen.letters).await?;
-        Ok(DeadGlimpses { letters, more: chosen.more, cut: chosen.cut })
+        Ok(DeadGlimpses { letters, next: chosen.next(), cut: chosen.cut })
     }
 
     pub(super) async fn glimpses(
@@ -145,14 +151,13 @@ impl Queue {
         bot: Option<&BotId>,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, RedisError> {
-        let mut letters: Vec<DeadLetter> = Vec::new();
+        let (mut letters, mut before) = (Vec::<DeadLetter>::new(), None);
         loop {
-            let before = letters.last().map(|letter| letter.id);
             let left = limit - letters.len();
             let page = self.list_dead_letters(bot, &|_| true, before, left).await?;
-            let done = !page.more || page.letters.is_empty();
             letters.extend(page.letters);
-            if done || letters.len() >= limit {
+            before = page.next;
+            if before.is_none() || letters.len() >= limit {
                 return Ok(letters);
             }
         }

@@ -73,7 +73,7 @@ pub(super) struct Node {
 #[derive(Debug)]
 enum Connections {
     /// One connection that all calls share: commands and answers follow each other.
-    Shared { current: RwLock<Option<Connected>>, connecting: tokio::sync::Mutex<()> },
+    Shared { current: Arc<RwLock<Option<Connected>>>, connecting: Arc<tokio::sync::Mutex<()>> },
     /// Several connections, each lent to one call at a time.
     Pooled(Pooled),
 }
@@ -137,8 +137,8 @@ impl Node {
         let connections = if setup.wiring.pooled {
             Connections::Pooled(Pooled::new(Arc::clone(&setup)))
         } else {
-            let connecting = tokio::sync::Mutex::new(());
-            Connections::Shared { current: RwLock::new(None), connecting }
+            let (current, connecting) = <_>::default();
+            Connections::Shared { current, connecting }
         };
         Self { setup, latency: Arc::new(Latency::new()), connections }
     }
@@ -158,7 +158,7 @@ impl Node {
             && let Connections::Shared { current: kept, .. } = &self.connections
             && let Connections::Shared { current, .. } = &mut node.connections
         {
-            *current = RwLock::new(read(kept));
+            *current = Arc::new(RwLock::new(read(kept)));
         }
         Arc::new(node)
     }
@@ -236,20 +236,31 @@ impl Node {
         if let Some(current) = usable() {
             return Ok(Lent::Shared(current));
         }
-        let _one_at_a_time = connecting.lock().await;
+        let one_at_a_time = Arc::clone(connecting).lock_owned().await;
         if let Some(current) = usable() {
             return Ok(Lent::Shared(current));
         }
-        let connected = match undoubted() {
-            Some(mut barring) => {
-                let lifted = self.setup.lift(&mut barring).await;
-                lifted.inspect_err(|_| self.give_up(barring.number))?;
-                barring
-            }
-            None => self.setup.connect().await?,
-        };
-        *current.write().unwrap_or_else(PoisonError::into_inner) = Some(connected.clone());
-        Ok(Lent::Shared(connected))
+        if let Some(mut barring) = undoubted() {
+            let lifted = self.setup.lift(&mut barring).await;
+            lifted.inspect_err(|_| self.give_up(barring.number))?;
+            *current.write().unwrap_or_else(PoisonError::into_inner) = Some(barring.clone());
+            return Ok(Lent::Shared(barring));
+        }
+        // It goes on without a caller: if a server is slow and all callers give up early, none of them
+        // would ever get a connection.
+        let (setup, current) = (Arc::clone(&self.setup), Arc::clone(current));
+        #[expect(clippy::disallowed_methods, reason = "a stop need not wait for a connection")]
+        let connecting = tokio::spawn(async move {
+            let connected = setup.connect().await?;
+            *current.write().unwrap_or_else(PoisonError::into_inner) = Some(connected.clone());
+            drop(one_at_a_time);
+            Ok(connected)
+        });
+        let connected = connecting.await.unwrap_or_else(|_| {
+            // The runtime stops.
+            Err(self.setup.connect_error(super::timed_out()))
+        });
+        connected.map(Lent::Shared)
     }
 
     /// The number of the shared connection, if there is one. `None` for a pool: two calls use two

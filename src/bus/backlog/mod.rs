@@ -42,6 +42,8 @@ const ASK: Duration = Duration::from_millis(5);
 const ASK_STUCK: Duration = Duration::from_millis(100);
 /// Maximum number of requests of a sender that are remembered one by one.
 const REMEMBERED_MAX: usize = 1_024;
+/// How long events count whose request was cancelled after they were sent: they may be on the bus.
+const UNKNOWN: Duration = Duration::from_secs(2);
 /// Time between two removals of senders without uncopied events.
 const SWEEP: Duration = Duration::from_secs(1);
 
@@ -75,11 +77,23 @@ pub(crate) struct Exceeded {
 pub(crate) struct Entering<'a> {
     backlog: &'a Backlog,
     parts: Vec<Part>,
+    is_sent: bool,
     /// How long the request waited.
     pub(crate) waited: Duration,
 }
 
 impl Entering<'_> {
+    /// The events are sent from now on. If this is dropped then, they count for [`UNKNOWN`] all the same:
+    /// otherwise requests that are cancelled in time would have no bound.
+    pub(crate) fn sends(&mut self) {
+        self.is_sent = true;
+    }
+
+    /// The events are not on the bus.
+    pub(crate) fn failed(mut self) {
+        self.is_sent = false;
+    }
+
     /// The events are on the bus, the last of them at `last`.
     pub(crate) fn added(mut self, last: Offset) {
         let parts = std::mem::take(&mut self.parts);
@@ -93,8 +107,15 @@ impl Entering<'_> {
 
 impl Drop for Entering<'_> {
     fn drop(&mut self) {
-        if !self.parts.is_empty() {
-            self.backlog.senders().left(&self.parts);
+        let parts = std::mem::take(&mut self.parts);
+        if parts.is_empty() {
+            return;
+        }
+        let mut senders = self.backlog.senders();
+        if self.is_sent {
+            senders.unknown.push_back((Instant::now() + UNKNOWN, parts));
+        } else {
+            senders.left(&parts);
         }
     }
 }
@@ -145,7 +166,8 @@ impl Backlog {
     pub(crate) async fn enter(&self, parts: Vec<Part>) -> Result<Entering<'_>, Exceeded> {
         let began = Instant::now();
         if self.key.is_none() {
-            return Ok(Entering { backlog: self, parts: Vec::new(), waited: Duration::ZERO });
+            let (parts, waited) = (Vec::new(), Duration::ZERO);
+            return Ok(Entering { backlog: self, parts, is_sent: false, waited });
         }
         let mut copied = self.copied.subscribe();
         let mut waiting = None;
@@ -160,7 +182,8 @@ impl Backlog {
                         let _ =
                             tokio::time::timeout_at(began + PATIENCE, self.ask(ASK_STUCK)).await;
                     }
-                    return Ok(Entering { backlog: self, parts, waited: began.elapsed() });
+                    let waited = began.elapsed();
+                    return Ok(Entering { backlog: self, parts, is_sent: false, waited });
                 }
                 Err(exceeded) if began.elapsed() >= PATIENCE => return Err(exceeded),
                 Err(exceeded) => exceeded,
@@ -225,6 +248,8 @@ enum Copying {
 #[derive(Debug)]
 struct Senders {
     uncopied: FxHashMap<u64, Uncopied>,
+    /// Events of cancelled requests, and until when they count.
+    unknown: VecDeque<(Instant, Vec<Part>)>,
     /// Number of waiting requests, and of the senders that have any.
     waiting: u32,
     waiters: u64,
@@ -238,6 +263,7 @@ impl Default for Senders {
     fn default() -> Self {
         Self {
             uncopied: FxHashMap::default(),
+            unknown: VecDeque::new(),
             waiting: 0,
             waiters: 0,
             moved: None,
@@ -290,6 +316,10 @@ impl Senders {
         copied: Offset,
         (began, now): (Instant, Instant),
     ) -> Result<Copying, Exceeded> {
+        while self.unknown.front().is_some_and(|(until, _)| *until <= now) {
+            let parts = self.unknown.pop_front().map(|(_, parts)| parts);
+            self.left(&parts.unwrap_or_default());
+        }
         self.sweep(copied, now);
         let max = (EVENTS_MAX / self.waiters.max(1)).max(EVENTS_MIN);
         for (place, (sender, events)) in parts.iter().enumerate() {

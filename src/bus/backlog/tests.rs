@@ -42,6 +42,31 @@ async fn events_that_are_being_added_count_until_they_are_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn events_of_a_request_that_was_cancelled_while_they_were_sent_count_for_a_while() {
+    let target = crate::redis::Target::new("redis://127.0.0.1:1").unwrap();
+    let link = Link::new(target, Vec::new(), 0, Duration::from_secs(1));
+    let backlog = Backlog::new(Arc::new(link), Some("events"));
+    let enter = || backlog.enter(vec![(1, 350)]);
+    let mut sent = enter().await.unwrap();
+    let waiting = enter().await.unwrap();
+    sent.sends();
+    drop(sent);
+    let events = || backlog.senders().uncopied[&1].total();
+    assert_eq!(events(), 700);
+    drop(waiting);
+    assert_eq!(events(), 350, "it had sent nothing");
+    let mut refused = enter().await.unwrap();
+    refused.sends();
+    refused.failed();
+    tokio::time::advance(Duration::from_millis(1_999)).await;
+    drop(enter().await.unwrap());
+    assert_eq!(events(), 350);
+    tokio::time::advance(Duration::from_millis(1)).await;
+    drop(enter().await.unwrap());
+    assert_eq!(events(), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn entries_that_the_reader_has_not_reported_yet_delay_no_publisher() {
     let (mut senders, now) = (Senders::default(), Instant::now());
     assert!(add(&mut senders, 1, TOLD_EVERY, 1, now));

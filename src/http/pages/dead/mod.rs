@@ -88,13 +88,12 @@ async fn content(
     let searches = !wish.reason.is_empty() || bot.is_some() || !caller.covers_all();
     let _turn = if searches { Some(api.large_reads.take(caller.name()).await) } else { None };
     let deadline = searches.then(|| Instant::now() + SEARCH_TIME);
-    let DeadGlimpses { letters, more, cut } =
+    let DeadGlimpses { letters, next, cut } =
         queue.search_dead_letters(fits, before, LETTERS, deadline).await?;
     // The groups of the whole list, whatever its page and its reason are.
     let reasons = queue.reasons_of_dead(Wish { reason: "", ..fits }).await?;
     let now_ms = millis(api.clock.now());
-    let last = letters.last().filter(|_| more);
-    let next = last.map(|(_, last)| api.gate.cursors.write(&path(pipeline), &last.id));
+    let next = next.map(|next| api.gate.cursors.write(&path(pipeline), &next));
     Ok(listed(&Listed { pipeline, letters, reasons, next, cut, wish, now_ms }, caller))
 }
 

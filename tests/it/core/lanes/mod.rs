@@ -252,6 +252,35 @@ async fn an_event_that_kills_its_process_is_given_up_and_the_others_are_done_in_
     assert_eq!(done, all);
 }
 
+/// The events of the key that is worked off succeed between the deaths, and must not hide them.
+#[tokio::test]
+async fn an_event_that_kills_its_process_is_given_up_although_another_key_is_worked_off() {
+    let settings = [
+        ("pipelines.test.order_by", BY_DIGIT),
+        ("pipelines.test.max_attempts", "2"),
+        ("pipelines.test.lease_ttl", "\"1s\""),
+    ];
+    let mut fleet = Fleet::new(Options::default(), 1, &settings);
+    let poison = |event, effect| Poison { bot: bot(0), event, effect };
+    fleet.behaviour.poison = vec![poison(3, Effect::Fails), poison(250, Effect::Aborts)];
+    fleet.start(1).await;
+    fleet.publish(300).await;
+    let queue = queue(&fleet.config, "test").await;
+    let mut deaths = 0;
+    while queue.dead_letters(None, 10).await.unwrap().len() < 2 {
+        if fleet.workers[0].wait_exit(Duration::from_millis(100)).is_some() {
+            deaths += 1;
+            assert!(deaths <= 4, "it is given up");
+            fleet.restart(0).await;
+        }
+    }
+    let letters = queue.dead_letters(None, 10).await.unwrap();
+    let mut given_up: Vec<&str> =
+        letters.iter().map(|letter| letter.event.as_ref().unwrap().id()).collect();
+    given_up.sort_unstable();
+    assert_eq!(given_up, ["250", "3"]);
+}
+
 #[tokio::test]
 async fn a_bot_with_keys_that_fail_is_paused_purged_and_released() {
     let server = RedisServer::start(Options::default());

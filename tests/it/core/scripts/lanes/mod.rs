@@ -4,7 +4,7 @@ mod random;
 
 use fairlane::id::{Lane, Offset};
 use fairlane::quotas::{NO_QUOTAS, Quota};
-use fairlane::redis::aside::{Aside, Waiting};
+use fairlane::redis::aside::{Aside, Tried, Waiting};
 use fairlane::redis::scripts::{
     AsideChange, Audit, Audited, Claimed, Completed, Completion, Enqueue, Enqueued, Exception,
     Fate, Limits, Mode, Pause, Purge, ReadLane, ReadSlice, Reconcile, Reconciled, Redrive, Resume,
@@ -278,7 +278,7 @@ fn a_redriven_event_ends_the_wait_for_a_lane_and_keeps_the_lanes() {
     let (keys, id, bot, slice_us) = (&shard.keys.clone(), shard.letters()[0], &bot("b"), SLICE_US);
     assert!(shard.call(NOW, &Redrive { keys, id, bot, slice_us, renews: false }));
     let claimed = shard.claim(NOW);
-    assert_eq!(claimed.leases[0].aside, waiting(lane()));
+    assert_eq!(claimed.leases[0].aside, waiting(lane()).trying(Some(Tried::Queue)));
     assert_eq!((shard.events("b"), shard.meta("depth")), (vec!["b1".to_owned()], 2));
 }
 
@@ -296,6 +296,7 @@ fn a_redriven_event_comes_before_later_ones_of_its_lane_that_is_set_aside() {
     assert!(shard.call(NOW, &Redrive { keys, id, bot, slice_us, renews: false }));
     assert_eq!(shard.events("b"), ["a1", "a4"]);
     let claimed = shard.claim(NOW);
+    assert_eq!(claimed.leases[0].aside.tried, Some(Tried::Queue), "it goes first");
     assert_eq!(shard.complete_one(NOW, &set_aside(&claimed, 2, &[0, 1])), Verdict::Ok);
     assert_eq!(shard.lane(), ["a1", "a2", "a3", "a4"]);
     assert_eq!((shard.meta("depth"), shard.held("a")), (4, 4));
