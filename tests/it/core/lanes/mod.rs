@@ -258,6 +258,8 @@ async fn an_event_that_kills_its_process_is_given_up_although_another_key_is_wor
     let settings = [
         ("pipelines.test.order_by", BY_DIGIT),
         ("pipelines.test.max_attempts", "2"),
+        // Due when the first lease of the killed process has run out.
+        ("pipelines.test.backoff", "{ initial = \"1s\", max = \"1s\", jitter = 0.0 }"),
         ("pipelines.test.lease_ttl", "\"1s\""),
     ];
     let mut fleet = Fleet::new(Options::default(), 1, &settings);
