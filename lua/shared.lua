@@ -633,12 +633,12 @@ local function append(first, at, limits, last)
         while room > 0 and now + bytes > quota.bytes do
           bytes, room, within = bytes - #records[room], room - 1, room - 1
         end
-        if quota.letter_bytes > 0 and now > quota.bytes then
-          -- Redriven events fill the queue further. They count as the letters that they were, or a bot
-          -- could hold any number of bytes.
-          local left = math.max(1, quota.letter_bytes - (now - quota.bytes))
-          spare = {letters = quota.letters, letter_bytes = left}
-        end
+      end
+      -- Redriven events fill the queue further. They count as the letters that they were, or a bot could
+      -- hold any number of bytes.
+      local above = (any or known['q' .. bot]) and held('q' .. bot) - quota.bytes or 0
+      if room < count and quota.bytes > 0 and quota.letter_bytes > 0 and above > 0 then
+        spare = {letters = quota.letters, letter_bytes = math.max(1, quota.letter_bytes - above)}
       end
       over = over + count - within
       for i = room + 1, count do

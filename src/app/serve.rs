@@ -46,10 +46,12 @@ where
         () = process.soft.cancelled() => return Ok(()),
         reached = reach::redis(&config) => reached?,
     }
+    let has_private = config.redis.url.is_none() || config.mongodb.url.is_none();
     let relay = Relay::start(config, (load, builder), process.clone(), times, reloads);
     let relay = tokio::select! {
         biased;
-        () = process.soft.cancelled() => return Ok(()),
+        // Private servers are stopped by the instance that started them.
+        () = process.soft.cancelled(), if !has_private => return Ok(()),
         relay = Box::pin(relay) => relay?,
     };
     service_manager::report(&process);

@@ -42,9 +42,8 @@ const WINDOW: Duration = Duration::from_secs(3_600);
 /// Maximum number of events and of bytes per script call.
 const EMIT_EVENTS: usize = 100;
 const EMIT_BYTES: usize = 256 * 1_024;
-/// How long the events of a slice wait until the bus has room for them, and the time between two looks.
+/// How long the events of a slice wait until the bus has room for them.
 const ROOM_WITHIN: Duration = Duration::from_secs(2);
-const ROOM_AGAIN: Duration = Duration::from_millis(20);
 /// Maximum number of concurrent effects of a slice, without those on the bus.
 const AT_ONCE: usize = 16;
 /// Default time from the due time until a notification expires.
@@ -153,9 +152,10 @@ impl Effects {
             for batch in &batches {
                 let mut entering = self.room_for(batch, until).await;
                 entering.iter_mut().for_each(Entering::sends);
-                let last = self.emit(batch).await?;
-                if let (Some(entering), Some(last)) = (entering, last) {
-                    entering.added(last);
+                match (entering, self.emit(batch).await?) {
+                    (Some(entering), Some(last)) => entering.added(last),
+                    (Some(entering), None) => entering.failed(),
+                    (None, _) => {}
                 }
             }
             Ok(())
@@ -209,15 +209,7 @@ impl Effects {
     async fn room_for(&self, batch: &Batch, until: Instant) -> Option<Entering<'_>> {
         let backlog = self.backlog.as_ref()?;
         let parts = vec![(backlog.sender(('b', &*batch.bot)), batch.events.len() as u64)];
-        loop {
-            if let Ok(entering) = backlog.enter(parts.clone()).await {
-                return Some(entering);
-            }
-            if Instant::now() >= until {
-                return None;
-            }
-            tokio::time::sleep(ROOM_AGAIN).await;
-        }
+        backlog.enter_until(parts, until).await
     }
 
     /// Emits events. Returns the last one that is new on the bus.

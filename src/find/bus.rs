@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn reads_grow_while_entries_are_small_and_shrink_to_one_large_entry() {
-        assert_eq!((next_count(16, 16 * 200), next_count(500, 500 * 200)), (32, 500));
+        assert_eq!((next_count(16, 16 * 200), next_count(64, 64 * 200)), (32, 64));
         assert_eq!((next_count(500, 500 << 20), next_count(4, 8 << 20)), (4, 2));
         assert_eq!((next_count(4, 40 << 20), next_count(16, 0)), (1, 32));
     }

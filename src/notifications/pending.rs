@@ -74,7 +74,8 @@ impl Queue {
     ) -> Result<(Vec<Place>, bool), RedisError> {
         let misread = |error| self.link().misread("ZRANGE", error);
         let mut rank = match place {
-            Some(place) => self.rank_behind(bot, place).await?,
+            // Some before it may become due meanwhile, which lowers the ranks.
+            Some(place) => self.rank_behind(bot, place).await?.saturating_sub(PAGE / 2),
             None => 0,
         };
         loop {
@@ -89,7 +90,6 @@ impl Queue {
                 read += 1;
                 let Ok(id) = id.parse::<NotificationId>() else { continue };
                 let at = (ms.unwrap_or_default(), id);
-                // Some may have become due meanwhile, which moves the ranks.
                 if place.is_none_or(|place| is_behind(at, place)) {
                     found.push(at);
                 }

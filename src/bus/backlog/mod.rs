@@ -199,6 +199,34 @@ impl Backlog {
         }
     }
 
+    /// As [`Self::enter`], for events that go to the bus at `until` all the same. They take no place of a
+    /// waiting request. `None`: it is that time.
+    ///
+    /// # Cancel safety
+    /// Nothing is entered.
+    pub(crate) async fn enter_until(
+        &self,
+        parts: Vec<Part>,
+        until: Instant,
+    ) -> Option<Entering<'_>> {
+        let (began, mut copied) = (Instant::now(), self.copied.subscribe());
+        loop {
+            let known = *copied.borrow_and_update();
+            let enters = || self.senders().enter(&parts, known, (began, Instant::now())).is_ok();
+            if self.key.is_none() || enters() {
+                let parts = if self.key.is_none() { Vec::new() } else { parts };
+                let waited = began.elapsed();
+                return Some(Entering { backlog: self, parts, is_sent: false, waited });
+            }
+            if Instant::now() >= until {
+                return None;
+            }
+            if tokio::time::timeout(ASK, copied.changed()).await.is_err() {
+                let _ = tokio::time::timeout_at(until, self.ask(ASK)).await;
+            }
+        }
+    }
+
     /// Asks Redis how far the stream is copied, unless it was asked within `pause`.
     async fn ask(&self, pause: Duration) {
         let Ok(mut asked) = self.asked.try_lock() else { return };

@@ -27,8 +27,8 @@ use crate::trend::Point;
 /// Time between two events. Each page varies it, so that pages that opened together, for example
 /// after a restart, do not ask for their content at the same moment for ever.
 const EVERY: Duration = Duration::from_secs(2);
-/// The content of a page may take this share of the time. So pages that read much of a store are
-/// refreshed less often.
+/// For a token that is for certain bots, the time between two events is this many times as long as the content
+/// took: such pages read much to find its bots.
 const SHARE: u32 = 20;
 /// Maximum time between two events.
 const EVERY_MAX: Duration = Duration::from_secs(60);
@@ -88,11 +88,12 @@ impl Live {
             return Err(Problem::new(Kind::Overloaded, detail).retry_after(10).into());
         };
         let (stopping, end) = (self.health.stopping.clone(), Instant::now() + LIFE);
+        let share = if caller.covers_all() { 0 } else { SHARE };
         let first = (content, open, Duration::ZERO);
         let events = stream::unfold(first, move |(content, open, took)| {
             let (stopping, looked_at) = (stopping.clone(), Arc::clone(&looked_at));
             async move {
-                let every = EVERY.max((took * SHARE).min(EVERY_MAX));
+                let every = EVERY.max((took * share).min(EVERY_MAX));
                 let pause = every.mul_f64(rand::rng().random_range(0.75..1.25));
                 tokio::select! {
                     biased;

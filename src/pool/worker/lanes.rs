@@ -269,6 +269,17 @@ impl Worker {
         if aside.is_empty() {
             aside.tag = lanes.tag;
         }
+        if self.lease.aside.tried == Some(Tried::Queue) {
+            // After a redrive: the event may be the first of its lane now, which counted for another.
+            for fitness in fitness {
+                if let Fitness::Aside(lane) = fitness
+                    && let Some(waiting) = aside.get(*lane)
+                {
+                    let alone = waiting.alone.max(1);
+                    aside.set(Waiting { due_ms: self.now_ms(), attempts: 0, alone, ..waiting });
+                }
+            }
+        }
         let mut whole = Whole::default();
         for run in &mut runs {
             let answer = std::mem::replace(&mut run.answer, Ok(not_started()));

@@ -119,6 +119,12 @@ fn a_pause_keeps_its_note_unless_the_new_one_has_a_reason_and_ends_with_it() {
 /// Otherwise a tenant could fill its queue and its dead letters again and again.
 #[test]
 fn redriven_events_above_the_quota_count_as_the_letters_that_they_were() {
+    for max_queue in [0, 100] {
+        redrives_again_and_again(max_queue);
+    }
+}
+
+fn redrives_again_and_again(max_queue: u64) {
     let mut shard = Shard::new();
     let (keys, bot) = (&shard.keys.clone(), &bot("a"));
     let text = "x".repeat(9);
@@ -132,7 +138,7 @@ fn redriven_events_above_the_quota_count_as_the_letters_that_they_were() {
             keys,
             spans: vec![Span { log: "events", prev, last }],
             repeats: None,
-            limits: Limits { quota, ..LIMITS },
+            limits: Limits { quota, max_queue, ..LIMITS },
             quotas: &NO_QUOTAS,
             bots: vec![(bot.clone(), vec![text.as_bytes(); 120])],
             postings: None,
@@ -141,7 +147,7 @@ fn redriven_events_above_the_quota_count_as_the_letters_that_they_were() {
         shard.call(NOW, &call);
         let letters = shard.letters();
         let expected = [20, 10, 0, 0][round - 1];
-        assert_eq!(letters.len(), expected, "round {round}");
+        assert_eq!(letters.len(), expected, "round {round} {max_queue}");
         for id in letters {
             let redrive = Redrive { keys, id, bot, slice_us: SLICE_US, renews: false };
             assert!(shard.call(NOW, &redrive));

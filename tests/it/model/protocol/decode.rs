@@ -81,7 +81,11 @@ pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
         let [suspect, lost, failed, isolate] = parts(&counts).map(|n| u32::try_from(n).unwrap());
         let attempts = Attempts { suspect, lost, failed, isolate };
         if let Some(lanes) = fields.get(4) {
-            server.aside.insert(bot, aside(lanes));
+            let (lanes, is_redriven) = aside(lanes);
+            server.aside.insert(bot, lanes);
+            if is_redriven {
+                server.redriven.insert(bot);
+            }
         }
         if attempts != Attempts::default() || fields.len() == 4 {
             server.att.insert(bot, attempts);
@@ -173,14 +177,16 @@ fn lanes() -> impl Iterator<Item = Lane> {
     Lane::all().take(usize::from(LANES))
 }
 
-/// Reads the lanes that are set aside, as `real` wrote them.
-fn aside(text: &str) -> Vec<(u8, i64)> {
-    let rest = text.strip_prefix("7;;").unwrap_or_else(|| panic!("{text:?} are no lanes"));
+/// Reads the lanes that are set aside, as `real` wrote them, and whether the queue goes first.
+fn aside(text: &str) -> (Vec<(u8, i64)>, bool) {
+    let rest = text.strip_prefix("7;").unwrap_or_else(|| panic!("{text:?} are no lanes"));
+    let (tried, rest) = rest.split_once(';').unwrap();
+    assert!(["", "q"].contains(&tried), "{text:?}");
     let lane = |text: &str| {
         let [lane, due_ms, 1, 2] = numbers(text, ':') else { panic!("{text:?} is no lane") };
         (u8::try_from(lane).unwrap(), i64::try_from(due_ms).unwrap())
     };
-    rest.split(',').map(lane).collect()
+    (rest.split(',').map(lane).collect(), tried == "q")
 }
 
 fn read<T: FromRedisValue>(values: &mut impl Iterator<Item = Value>) -> T {

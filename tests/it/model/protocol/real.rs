@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use fairlane::id::{BotId, Fence, Lane, Offset, PipelineName, Prefix, ShardCount};
 use fairlane::quotas::{NO_QUOTAS, Quota, Quotas};
-use fairlane::redis::aside::{Aside, Waiting};
+use fairlane::redis::aside::{Aside, Tried, Waiting};
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{self as call, Call, Span};
 use redis::{Cmd, Value};
@@ -259,8 +259,11 @@ impl Real {
             fences.extend(reply.leases.iter().map(|grant| grant.fence));
             assert_eq!(signed(reply.now_us), step.now_us);
             for grant in &reply.leases {
-                let lanes = server.aside.get(&decode::bot(grant.bot.as_str()));
-                assert_eq!(grant.aside, lanes.map_or_else(Aside::default, |lanes| aside(lanes)));
+                let bot = decode::bot(grant.bot.as_str());
+                let lanes = server.aside.get(&bot);
+                let lanes = lanes.map_or_else(Aside::default, |lanes| aside(lanes));
+                let first = server.redriven.contains(&bot).then_some(Tried::Queue);
+                assert_eq!(grant.aside, lanes.trying(first));
             }
             let granted = reply.leases.iter().map(|grant| Granted {
                 bot: decode::bot(grant.bot.as_str()),

@@ -97,6 +97,9 @@ impl Server {
         let first = queue.len() == 1;
         self.depth += 1;
         self.att.remove(&bot);
+        if self.aside.contains_key(&bot) {
+            self.redriven.insert(bot);
+        }
         if first {
             self.unpark(&[bot]);
         }

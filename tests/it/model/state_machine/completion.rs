@@ -121,6 +121,7 @@ impl Server {
         }
         if let Some(change) = &call.aside {
             self.aside.remove(&bot);
+            self.redriven.remove(&bot);
             if !change.lanes.is_empty() {
                 self.aside.insert(bot, change.lanes.clone());
             }

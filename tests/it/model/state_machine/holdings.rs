@@ -58,8 +58,10 @@ impl Server {
         let (letters, bytes) = self.limits.letters;
         let (bot, size) = (letter.bot, record_size(letter.event));
         // Redriven events above the quota count as letters.
-        let above = match letter.reason {
-            Reason::Quota(limit) => self.held('q', bot).saturating_sub(limit),
+        let above = match (letter.reason, self.limits.queued_bytes) {
+            (Reason::Quota(_) | Reason::Full(_), limit) if limit > 0 => {
+                self.held('q', bot).saturating_sub(limit)
+            }
             _ => 0,
         };
         (letters == 0 || self.held('d', bot) < letters)

@@ -90,6 +90,7 @@ impl Server {
     /// Drops the lanes of a bot with their events.
     pub(super) fn drop_lanes(&mut self, bot: Bot) -> Vec<Event> {
         self.aside.remove(&bot);
+        self.redriven.remove(&bot);
         (0..LANES).flat_map(|lane| self.remove_head(bot, Some(lane), u32::MAX)).collect()
     }
 }

@@ -123,6 +123,8 @@ pub(crate) struct Server {
     pub(crate) queues: BTreeMap<Bot, VecDeque<(u64, Event)>>,
     /// The lanes of a bot that are set aside, and the time in ms at which each is due.
     pub(crate) aside: BTreeMap<Bot, Vec<(Lane, i64)>>,
+    /// Those whose queue goes before their lanes, after a redrive.
+    pub(crate) redriven: BTreeSet<Bot>,
     /// The events of these lanes, as in `queues`.
     pub(crate) lists: BTreeMap<(Bot, Lane), VecDeque<(u64, Event)>>,
     pub(crate) offsets: BTreeMap<Stream, u64>,
