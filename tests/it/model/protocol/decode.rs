@@ -81,11 +81,7 @@ pub(super) fn decode(keys: &ShardKeys, values: Vec<Value>) -> Decoded {
         let [suspect, lost, failed, isolate] = parts(&counts).map(|n| u32::try_from(n).unwrap());
         let attempts = Attempts { suspect, lost, failed, isolate };
         if let Some(lanes) = fields.get(4) {
-            let (lanes, is_redriven) = aside(lanes);
-            server.aside.insert(bot, lanes);
-            if is_redriven {
-                server.redriven.insert(bot);
-            }
+            set_aside(&mut server, bot, lanes);
         }
         if attempts != Attempts::default() || fields.len() == 4 {
             server.att.insert(bot, attempts);
@@ -177,8 +173,8 @@ fn lanes() -> impl Iterator<Item = Lane> {
     Lane::all().take(usize::from(LANES))
 }
 
-/// Reads the lanes that are set aside, as `real` wrote them, and whether the queue goes first.
-fn aside(text: &str) -> (Vec<(u8, i64)>, bool) {
+/// Reads the lanes of a bot that are set aside, as `real` wrote them, and whether its queue goes first.
+fn set_aside(server: &mut Server, bot: Bot, text: &str) {
     let rest = text.strip_prefix("7;").unwrap_or_else(|| panic!("{text:?} are no lanes"));
     let (tried, rest) = rest.split_once(';').unwrap();
     assert!(["", "q"].contains(&tried), "{text:?}");
@@ -186,7 +182,10 @@ fn aside(text: &str) -> (Vec<(u8, i64)>, bool) {
         let [lane, due_ms, 1, 2] = numbers(text, ':') else { panic!("{text:?} is no lane") };
         (u8::try_from(lane).unwrap(), i64::try_from(due_ms).unwrap())
     };
-    (rest.split(',').map(lane).collect(), tried == "q")
+    server.aside.insert(bot, rest.split(',').map(lane).collect());
+    if tried == "q" {
+        server.redriven.insert(bot);
+    }
 }
 
 fn read<T: FromRedisValue>(values: &mut impl Iterator<Item = Value>) -> T {
