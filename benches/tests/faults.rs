@@ -112,17 +112,17 @@ fn the_campaign_of_peers_judges_fairlane_and_a_plain_worker_without_node() {
 }
 
 #[test]
-fn a_soak_ends_early_at_sigterm_judges_its_day_and_draws_what_it_measured() {
+fn a_soak_ends_early_at_sigterm_judges_its_day_draws_what_it_measured_and_goes_on_later() {
     let directory = tempfile::tempdir().unwrap();
     let chart = directory.path().join("soak.svg");
-    let short = ["--seconds", "3600", "--days", "180", "--rate", "100", "--json", "--chart"];
+    let short = ["--rate", "100", "--json", "--chart"];
+    let start = |more: &[&str]| {
+        let mut soak = command(directory.path(), "soak");
+        soak.args(short).arg(&chart).arg("--state").arg(directory.path().join("state")).args(more);
+        soak.stdout(Stdio::piped()).spawn().unwrap()
+    };
     let _alone = alone();
-    let soak = command(directory.path(), "soak")
-        .args(short)
-        .arg(&chart)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let soak = start(&["--seconds", "3600", "--days", "180"]);
     // The second day has begun when the first one is in the chart.
     let waited = Instant::now();
     while fs::read(&chart).unwrap_or_default().is_empty() {
@@ -143,4 +143,13 @@ fn a_soak_ends_early_at_sigterm_judges_its_day_and_draws_what_it_measured() {
         assert!(report[what].as_u64() > Some(10), "{what}: {report:#}");
     }
     assert!(fs::read_to_string(&chart).unwrap().contains("descriptors and threads"));
+
+    let until = (report["seconds"].as_u64().unwrap() + 10).to_string();
+    let ran = start(&["--seconds", &until, "--days", "1"]).wait_with_output().unwrap();
+    let both: Value = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
+    assert_eq!((&both["violations"], ran.status.code()), (&json!([]), Some(0)), "{both:#}");
+    assert_eq!((&both["days"], &both["runs"]), (&json!(3), &json!(2)), "{both:#}");
+    for what in ["seconds", "views", "sales", "notifications"] {
+        assert!(both[what].as_u64() > report[what].as_u64(), "{what}: {both:#}");
+    }
 }

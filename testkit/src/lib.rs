@@ -13,6 +13,7 @@
 )]
 
 pub mod cluster;
+pub mod directory;
 pub mod history;
 pub mod http;
 pub mod interceptor;

@@ -8,13 +8,12 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use mongodb::bson::doc;
-use tempfile::TempDir;
-
+use super::directory::Directory;
 use super::mongo_proxy;
 use super::process::{installed, signal};
 pub use super::redis::free_port;
 use super::wait::{eventually, holds_within};
+use mongodb::bson::doc;
 
 /// The collections of Fairlane.
 const COLLECTIONS: [&str; 5] =
@@ -33,10 +32,10 @@ pub struct Options {
     pub standalone: bool,
 }
 
-/// Runs until it is dropped, and then leaves neither process nor file behind.
+/// Runs until it is dropped, and then leaves no process behind, and no file unless told so.
 #[derive(Debug)]
 pub struct MongoServer {
-    directory: TempDir,
+    directory: Directory,
     options: Options,
     port: u16,
     child: Option<Child>,
@@ -45,7 +44,11 @@ pub struct MongoServer {
 impl MongoServer {
     /// Starts a server and returns once it listens.
     pub fn start(options: Options) -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        Self::start_in(Directory::temporary(), options)
+    }
+
+    /// The same with the data of this directory.
+    pub fn start_in(directory: Directory, options: Options) -> Self {
         let mut server = Self { directory, options, port: 0, child: None };
         // Another process may take the port before the server does.
         for _ in 0..5 {

@@ -12,12 +12,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use redis::AsyncConnectionConfig;
-use redis::aio::MultiplexedConnection;
-use tempfile::TempDir;
-
+use super::directory::Directory;
 use super::process::signal;
 use super::wait::eventually;
+use redis::AsyncConnectionConfig;
+use redis::aio::MultiplexedConnection;
 
 /// The options of a [`RedisServer`].
 #[derive(Debug, Clone, Copy, Default)]
@@ -49,10 +48,10 @@ impl RedisBackend for RedisServer {
     }
 }
 
-/// Runs until it is dropped, and then leaves neither process nor file behind.
+/// Runs until it is dropped, and then leaves no process behind, and no file unless told so.
 #[derive(Debug)]
 pub struct RedisServer {
-    directory: TempDir,
+    directory: Directory,
     options: Options,
     /// Additional arguments, after all others.
     arguments: Vec<String>,
@@ -72,7 +71,11 @@ impl RedisServer {
     /// The same with additional arguments for `redis-server`. `{port}` and `{tls}` in them stand
     /// for free ports.
     pub fn start_with(options: Options, arguments: &[String]) -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        Self::start_in(Directory::temporary(), options, arguments)
+    }
+
+    /// The same with the data of this directory.
+    pub fn start_in(directory: Directory, options: Options, arguments: &[String]) -> Self {
         let port = if options.tcp { free_port() } else { 0 };
         let arguments = arguments.to_vec();
         let mut server =

@@ -94,12 +94,15 @@ pub(crate) struct SoakArgs {
     /// Number of processes. The first one is never restarted, so that its memory can be watched.
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u8).range(2..=16))]
     processes: u8,
-    /// Number of days, all of the same length.
+    /// Number of days, all of the same length. SIGTERM makes one shorter, and there is one more.
     #[arg(long, value_name = "N", default_value = "24", value_parser = clap::value_parser!(u32).range(1..=1_000))]
     days: u32,
     /// Write a chart of all figures over time as SVG.
     #[arg(long, value_name = "FILE")]
     chart: Option<PathBuf>,
+    /// Keep the data of the stores and all figures there. The next run with it goes on.
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
 }
 
 impl SoakArgs {
@@ -111,6 +114,7 @@ impl SoakArgs {
             processes: self.processes.into(),
             days: self.days,
             chart: self.chart,
+            state: self.state,
         }
     }
 }

@@ -128,10 +128,11 @@ pub(super) fn print_soak(json: bool, report: &soak::Report) -> Result<(), Comman
         let _ = writeln!(text, "{}", output.table(&periods));
         let _ = writeln!(
             text,
-            "{} days in {} s on {} processes, up to {} events/s; {} views, {} sales with rules, {} \
+            "{} days in {} s and {} runs on {} processes, up to {} events/s; {} views, {} sales with rules, {} \
              notifications ({} calls again), {} dead letters redriven, {} restarts, {} reloads; the \
              longest night took {} ms",
-            report.days, report.seconds, report.processes, report.rate, report.views, report.sales,
+            report.days, report.seconds, report.runs, report.processes, report.rate, report.views,
+            report.sales,
             report.notifications, report.notifications_repeated, report.dead_letters_redriven,
             report.restarts, report.reloads, report.drained_ms,
         );

@@ -83,10 +83,13 @@ const SOAK_EXAMPLES: &str = "\
 Examples:
   fairlane-bench soak --seconds 14400 --days 24 --chart soak.svg
   fairlane-bench soak --seconds 120 --days 4 --rate 200 --json
+  fairlane-bench soak --state soak-data
 
 Starts redis-server and the MongoDB of the tests, which `make setup` installs. Each day, the load has two
 peaks, the processes are restarted one after the other, and the first one reloads its configuration.
 After each day, the chart is drawn again. SIGTERM ends the day early: the night follows, then the report.
+With --state, a soak is made of several runs: each one goes on with the data of the one before, until all
+of them together have lasted --seconds.
 Exit code 1: a promise did not hold, or something grows.";
 
 const FAULTS_EXAMPLES: &str = "\

@@ -46,7 +46,7 @@ use self::verdict::Course;
 pub(crate) use self::verdict::Pipeline;
 use self::watch::{FirstDone, Recovery, Resources};
 use self::worker::now_us;
-use self::world::World;
+use self::world::{Stores, World};
 use crate::error::BenchError;
 
 /// Interval of looking at what the first process has in use.
@@ -208,7 +208,8 @@ async fn campaign_in(
     let mut background = JoinSet::new();
     let hooks = Hooks::start(directory, &mut background).await?;
     watch("processes that start", 0);
-    let world = World::start(directory, options.processes, options.cluster, hooks.address).await?;
+    let stores = if options.cluster { Stores::Cluster } else { Stores::Pair };
+    let world = World::start(directory, options.processes, stores, hooks.address).await?;
     hooks.know(world.nodes.iter().map(|node| node.api.clone()).collect());
     let load = Arc::new(Load::new(Arc::new(world), hooks));
     let of = Arc::clone(&load.world);

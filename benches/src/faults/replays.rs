@@ -13,7 +13,7 @@ use std::time::Duration;
 use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::event::Event;
 use fairlane_testkit::history::{Outcome, Record};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::load::{PIPELINES, Sent};
@@ -44,7 +44,7 @@ pub(crate) struct Replayed {
 }
 
 /// What was found of all replays.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Replays {
     /// Number of replays that were acknowledged.
     pub(crate) acknowledged: usize,

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use fairlane_testkit::directory::Directory;
 use fairlane_testkit::redis::{Options, Persistence, RedisServer};
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, FromRedisValue, Pipeline, ServerErrorKind, Value};
@@ -29,12 +30,16 @@ pub(crate) struct RedisPair {
 }
 
 impl Servers {
-    /// Starts a primary and its replica, or three of each in a cluster.
-    pub(crate) async fn start(cluster: bool) -> Result<Self, BenchError> {
-        if cluster {
-            return Ok(Self::Cluster(Box::new(RedisCluster::start().await)));
-        }
-        let primary = tokio::task::spawn_blocking(|| redis(None)).await.map_err(other)?;
+    /// Starts three primaries and their replicas.
+    pub(crate) async fn cluster() -> Self {
+        Self::Cluster(Box::new(RedisCluster::start().await))
+    }
+
+    /// Starts a primary with this data, and its replica.
+    pub(crate) async fn pair(data: Directory) -> Result<Self, BenchError> {
+        let primary =
+            tokio::task::spawn_blocking(|| RedisServer::start_in(data, OPTIONS, &arguments(None)));
+        let primary = primary.await.map_err(other)?;
         let replica = redis(Some(primary.tcp_addr()));
         Ok(Self::Pair(Box::new(RedisPair { primary, replica })))
     }

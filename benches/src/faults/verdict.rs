@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use fairlane_testkit::history::{Checker, Outcome, Record, Report as History};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::hooks::Called;
 use super::load::{Acknowledged, Due, PIPELINES, Released, Sent};
@@ -29,9 +29,9 @@ struct Died {
 }
 
 /// What was found of one pipeline.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Pipeline {
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     pub(crate) sent: usize,
     pub(crate) handled: usize,
     pub(crate) lost: usize,
@@ -179,7 +179,7 @@ fn judged(pipeline: &'static str, history: &History, violations: &mut Vec<String
         }
     }
     Pipeline {
-        name: pipeline,
+        name: pipeline.to_owned(),
         sent: history.sent,
         handled: history.handled,
         lost: history.lost,

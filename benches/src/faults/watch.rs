@@ -7,7 +7,7 @@ use std::path::Path;
 
 use fairlane_testkit::history::{Outcome, Record};
 use redis::aio::MultiplexedConnection;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::inject::Injected;
@@ -15,7 +15,7 @@ use super::load::{PIPELINES, Sent};
 use crate::error::BenchError;
 
 /// What a process has in use.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Resources {
     /// Resident memory, MB.
     pub(crate) memory_mb: u64,

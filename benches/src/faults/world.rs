@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use fairlane_testkit::directory::Directory;
 use fairlane_testkit::mongo::{self, MongoServer};
 use fairlane_testkit::mongo_proxy::MongoProxy;
 use fairlane_testkit::process::signal;
@@ -27,6 +28,25 @@ const READY: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_millis(500);
 /// The log level of the processes.
 const LOG_LEVEL: &str = "info";
+
+/// The Redis and the MongoDB of a campaign.
+#[derive(Debug, Clone)]
+pub(crate) enum Stores {
+    /// A durable Redis with a replica.
+    Pair,
+    Cluster,
+    /// As a pair, with data that stays in this directory.
+    Kept(PathBuf),
+}
+
+impl Stores {
+    fn directory(&self, name: &str) -> Directory {
+        match self {
+            Self::Kept(directory) => Directory::kept(directory.join(name)),
+            Self::Pair | Self::Cluster => Directory::temporary(),
+        }
+    }
+}
 
 /// All servers and processes.
 pub(crate) struct World {
@@ -102,11 +122,17 @@ impl World {
     pub(crate) async fn start(
         directory: &Path,
         processes: usize,
-        cluster: bool,
+        stores: Stores,
         hooks: SocketAddr,
     ) -> Result<Self, BenchError> {
-        let mongo = tokio::task::spawn_blocking(|| MongoServer::start(mongo::Options::default()));
-        let servers = Servers::start(cluster).await?;
+        let of_mongo = stores.directory("mongodb");
+        let mongo = tokio::task::spawn_blocking(|| {
+            MongoServer::start_in(of_mongo, mongo::Options::default())
+        });
+        let servers = match &stores {
+            Stores::Cluster => Servers::cluster().await,
+            Stores::Pair | Stores::Kept(_) => Servers::pair(stores.directory("redis")).await?,
+        };
         let mongo = mongo.await.map_err(other)?;
         let mut nodes = Vec::with_capacity(processes);
         for place in 0..processes {

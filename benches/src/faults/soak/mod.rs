@@ -7,6 +7,7 @@
 
 mod chart;
 mod periods;
+mod state;
 
 use std::fs;
 use std::mem::take;
@@ -17,7 +18,7 @@ use std::time::Duration;
 
 use fairlane_testkit::process;
 use futures_util::FutureExt as _;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
@@ -30,11 +31,12 @@ use super::servers::info;
 use super::verdict::{self, Course, Pipeline};
 use super::watch::{self, FirstDone, Resources};
 use super::worker::{RECORDED, history, now_us};
-use super::world::World;
+use super::world::{Stores, World};
 use super::{STOPS, settle, start_load, stop};
 use crate::error::BenchError;
 
 use self::periods::{Period, Sample, Used, grown, periods};
+use self::state::State;
 
 /// Interval of a new pace of the load.
 const TICK: Duration = Duration::from_secs(1);
@@ -55,16 +57,20 @@ pub(crate) struct Options {
     pub(crate) days: u32,
     /// Where to write the chart.
     pub(crate) chart: Option<PathBuf>,
+    /// Where a later run finds what it needs to go on.
+    pub(crate) state: Option<PathBuf>,
 }
 
 /// The result.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(crate) struct Report {
     pub(crate) seed: u64,
     pub(crate) seconds: u64,
     pub(crate) rate: u32,
     pub(crate) days: u32,
     pub(crate) processes: usize,
+    /// The number of runs that the soak is made of.
+    pub(crate) runs: u32,
     /// The promises that did not hold, in words. Empty: all held.
     pub(crate) violations: Vec<String>,
     /// Sums over all days.
@@ -90,13 +96,18 @@ struct Soak {
     options: Options,
     steady: u32,
     samples: Vec<Sample>,
-    /// When events were acknowledged, and how long they took, both in µs.
+    /// When events were acknowledged after the start of the soak, and how long they took, both in µs.
     delays: Vec<(u64, u32)>,
+    /// When this run started, see [`now_us`], and how long the ones before lasted, µs.
+    started: u64,
+    before_us: u64,
+    /// The first day of this run.
+    first_day: u32,
     /// The process that is restarted next.
     next: usize,
     /// SIGTERM ends the day early.
     terminate: Signal,
-    /// The durations of all days together.
+    /// The durations of all days together, also of the runs before.
     lasted: Duration,
     report: Report,
 }
@@ -116,7 +127,11 @@ pub(crate) async fn run(
         })?;
     }
     let directory = tempfile::Builder::new().prefix("fairlane-soak-").tempdir()?;
-    let mut report = Box::pin(run_in(directory.path(), options, &watch)).await?;
+    let state = match &options.state {
+        Some(kept) => State::take(kept, &options)?,
+        None => State::new(&options),
+    };
+    let mut report = Box::pin(run_in(directory.path(), options, state, &watch)).await?;
     if !report.violations.is_empty() {
         report.directory = Some(directory.keep().display().to_string());
     }
@@ -126,31 +141,22 @@ pub(crate) async fn run(
 async fn run_in(
     directory: &Path,
     options: Options,
+    state: State,
     watch: &impl Fn(&'static str, u64),
 ) -> Result<Report, BenchError> {
     let terminate = signal(SignalKind::terminate())?;
     let mut background = JoinSet::new();
     let hooks = Hooks::start(directory, &mut background).await?;
     watch("processes that start", 0);
-    let world = World::start(directory, options.processes, false, hooks.address).await?;
+    let stores = options.state.clone().map_or(Stores::Pair, Stores::Kept);
+    let world = World::start(directory, options.processes, stores, hooks.address).await?;
     hooks.know(world.nodes.iter().map(|node| node.api.clone()).collect());
     let load = Arc::new(Load::new(Arc::new(world), hooks));
     load.store_rules().await;
     let steady = load.world.nodes[0].process.lock().await.id();
-    let Options { seed, rate, processes, .. } = options;
-    let mut soak = Soak {
-        load,
-        options,
-        steady,
-        samples: Vec::new(),
-        delays: Vec::new(),
-        next: 1,
-        terminate,
-        lasted: Duration::ZERO,
-        report: Report { seed, rate, processes, ..Report::default() },
-    };
-    let started = now_us();
-    for day in 0..soak.options.days {
+    let mut soak = Soak::go_on(load, options, state, steady, terminate);
+    while soak.lasted < Duration::from_secs(soak.options.seconds) {
+        let day = soak.report.days;
         watch("days", u64::from(day) + 1);
         let known = soak.report.violations.len();
         let (loads, end) = soak.day(day).await?;
@@ -160,16 +166,16 @@ async fn run_in(
         for violation in &soak.report.violations[known..] {
             warn!(day, violation, "a promise did not hold");
         }
-        soak.draw(started)?;
+        soak.draw()?;
         // The signal may also have come in the night.
         if end == End::Signal || soak.terminate.recv().now_or_never().is_some() {
             break;
         }
     }
-    soak.judge_all(directory, started)?;
-    let Soak { load, mut report, .. } = soak;
-    stop(&load.world, &mut report.violations).await;
-    Ok(report)
+    soak.judge_all(directory)?;
+    stop(&soak.load.world, &mut soak.report.violations).await;
+    soak.keep()?;
+    Ok(soak.report)
 }
 
 /// Why a day ends.
@@ -188,6 +194,62 @@ fn pace(of_day: f64) -> u32 {
 }
 
 impl Soak {
+    /// Begins with what the runs before have left.
+    fn go_on(
+        load: Arc<Load>,
+        options: Options,
+        state: State,
+        steady: u32,
+        terminate: Signal,
+    ) -> Self {
+        {
+            let mut all = load.acknowledged();
+            all.views =
+                state.views.into_iter().map(|(bot, ad, views)| ((bot, ad), views)).collect();
+            all.sales = state.sales;
+        }
+        let mut report = state.report;
+        report.runs += 1;
+        Self {
+            load,
+            options,
+            steady,
+            samples: state.samples,
+            delays: state.delays,
+            started: now_us(),
+            before_us: state.elapsed_us,
+            first_day: report.days,
+            next: state.next,
+            terminate,
+            lasted: Duration::from_micros(state.lasted_us),
+            report,
+        }
+    }
+
+    /// Keeps what a later run needs. It has no request or event in progress to know of.
+    fn keep(&mut self) -> Result<(), BenchError> {
+        let Some(directory) = &self.options.state else { return Ok(()) };
+        let all = self.load.acknowledged();
+        let views = all.views.iter().map(|((bot, ad), &views)| (bot.clone(), ad.clone(), views));
+        let state = State {
+            report: self.report.clone(),
+            lasted_us: u64::try_from(self.lasted.as_micros()).unwrap_or(u64::MAX),
+            elapsed_us: self.since_start(now_us()),
+            next: self.next,
+            samples: take(&mut self.samples),
+            delays: take(&mut self.delays),
+            views: views.collect(),
+            sales: all.sales.clone(),
+        };
+        state.keep(directory)
+    }
+
+    /// The time after the start of the soak at which this was, see [`now_us`], without the pauses
+    /// between its runs, µs.
+    fn since_start(&self, at: u64) -> u64 {
+        self.before_us + at.saturating_sub(self.started)
+    }
+
     /// Load, restarts and samples until the night. Returns the load, which goes on until then.
     async fn day(&mut self, day: u32) -> Result<(JoinSet<()>, End), BenchError> {
         let load = Arc::clone(&self.load);
@@ -195,7 +257,9 @@ impl Soak {
         load.day.store(day, Ordering::Relaxed);
         load.ending.store(false, Ordering::Relaxed);
         let loads = start_load(&load, self.options.rate, self.options.seed ^ u64::from(day));
-        let lasts = Duration::from_secs(self.options.seconds) / self.options.days.max(1);
+        let whole = Duration::from_secs(self.options.seconds);
+        let left = whole.saturating_sub(self.lasted);
+        let lasts = (whole / self.options.days.max(1)).min(left);
         let (started, mut sampled) = (Instant::now(), None::<Instant>);
         // Each process but the first is restarted once. At noon the first one reloads.
         let actions = u32::try_from(self.options.processes).unwrap_or(u32::MAX);
@@ -207,7 +271,8 @@ impl Soak {
             if sampled.is_none_or(|at| at.elapsed() >= SAMPLE) {
                 sampled = Some(Instant::now());
                 let used = self.used().await?;
-                self.samples.push(Sample { at: now_us(), day, used });
+                let at = self.since_start(now_us());
+                self.samples.push(Sample { at, day, used });
             }
             if of_day * f64::from(actions + 1) > f64::from(acted + 1) {
                 acted += 1;
@@ -304,9 +369,10 @@ impl Soak {
                 sum.add(day);
             }
         }
-        let delays = done.delays(&sent).into_iter();
-        self.delays
-            .extend(delays.map(|(at, delay)| (at, u32::try_from(delay).unwrap_or(u32::MAX))));
+        let (before, started) = (self.before_us, self.started);
+        self.delays.extend(done.delays(&sent).into_iter().map(|(at, delay)| {
+            (before + at.saturating_sub(started), u32::try_from(delay).unwrap_or(u32::MAX))
+        }));
         let called = take(&mut *load.hooks.notified.lock().expect("no task panicked"));
         report.notifications += due.len();
         report.notifications_repeated +=
@@ -327,7 +393,7 @@ impl Soak {
     }
 
     /// The periods, and what has grown.
-    fn judge_all(&mut self, directory: &Path, started: u64) -> Result<(), BenchError> {
+    fn judge_all(&mut self, directory: &Path) -> Result<(), BenchError> {
         let report = &mut self.report;
         {
             let all = self.load.acknowledged();
@@ -340,18 +406,22 @@ impl Soak {
         }
         let (_, panics) = watch::log_lines(directory, self.load.world.nodes.len())?;
         report.violations.extend(panics.into_iter().map(|line| format!("a process says: {line}")));
-        report.violations.extend(grown(&self.samples));
-        report.periods = periods(&self.delays, &self.samples, started, ROWS);
+        // The processes of this run are new, and the stores are not.
+        report.violations.extend(grown(&self.samples, self.first_day));
+        if self.first_day > 0 {
+            report.violations.extend(grown(&self.samples, 0));
+        }
+        report.periods = periods(&self.delays, &self.samples, ROWS);
         Ok(())
     }
 
     /// Draws the chart of all days until now, so that hours are not lost if the soak is killed.
-    fn draw(&mut self, started: u64) -> Result<(), BenchError> {
+    fn draw(&mut self) -> Result<(), BenchError> {
         self.delays.sort_unstable();
         if let Some(path) = &self.options.chart {
             // One point a minute, and at least some.
             let minutes = usize::try_from(self.report.seconds / 60).unwrap_or(usize::MAX);
-            let points = periods(&self.delays, &self.samples, started, minutes.clamp(ROWS, 480));
+            let points = periods(&self.delays, &self.samples, minutes.clamp(ROWS, 480));
             fs::write(path, chart::svg(&points))?;
         }
         Ok(())

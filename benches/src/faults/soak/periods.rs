@@ -1,6 +1,6 @@
 //! What a soak measured in each part of the time, and what has grown.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::faults::watch::Resources;
 
@@ -10,7 +10,7 @@ const SLACK: [(&str, u64); 4] =
     [("MB of memory", 25), ("keys without a TTL", 200), ("descriptors", 25), ("threads", 6)];
 
 /// What was measured in one part of the time.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Period {
     /// Its start, seconds after the start of the soak.
     pub(crate) from_s: u64,
@@ -25,7 +25,7 @@ pub(crate) struct Period {
 }
 
 /// What is used: by the process that is never restarted, and in Redis.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Used {
     #[serde(flatten)]
     pub(crate) process: Resources,
@@ -52,18 +52,18 @@ impl Used {
     }
 }
 
-/// What was found at a time, in µs.
-#[derive(Debug, Clone, Copy)]
+/// What was found at a time, µs after the start of the soak.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Sample {
     pub(super) at: u64,
     pub(super) day: u32,
     pub(super) used: Used,
 }
 
-/// What has grown from the second day to the last.
-pub(super) fn grown(samples: &[Sample]) -> Vec<String> {
+/// What has grown from the day after `first` to the last.
+pub(super) fn grown(samples: &[Sample], first: u32) -> Vec<String> {
     let last = samples.last().map_or(0, |sample| sample.day);
-    if last < 2 {
+    if last < first + 2 {
         return Vec::new();
     }
     let of_day = |day: u32, figure: usize| {
@@ -79,25 +79,21 @@ pub(super) fn grown(samples: &[Sample]) -> Vec<String> {
         .iter()
         .enumerate()
         .filter_map(|(figure, (what, slack))| {
-            let (before, after) = (of_day(1, figure), of_day(last, figure));
-            (after > before + before / 4 + slack)
-                .then(|| format!("{after} {what} on the last day, and {before} on the second"))
+            let (before, after) = (of_day(first + 1, figure), of_day(last, figure));
+            (after > before + before / 4 + slack).then(|| {
+                format!("{after} {what} on the last day, and {before} on day {}", first + 2)
+            })
         })
         .collect()
 }
 
-/// Divides the time into equal parts. `delays` are sorted.
-pub(super) fn periods(
-    delays: &[(u64, u32)],
-    samples: &[Sample],
-    started: u64,
-    parts: usize,
-) -> Vec<Period> {
-    let end = samples.last().map_or(started, |sample| sample.at).max(started + 1);
-    let length = (end - started).div_ceil(parts.max(1) as u64).max(1);
+/// Divides the time into equal parts. `delays` are sorted by their times, µs after the start of the soak.
+pub(super) fn periods(delays: &[(u64, u32)], samples: &[Sample], parts: usize) -> Vec<Period> {
+    let end = samples.last().map_or(0, |sample| sample.at).max(1);
+    let length = end.div_ceil(parts.max(1) as u64).max(1);
     let mut all = Vec::with_capacity(parts);
     for part in 0..parts as u64 {
-        let (from, to) = (started + part * length, started + (part + 1) * length);
+        let (from, to) = (part * length, (part + 1) * length);
         let first = delays.partition_point(|(at, _)| *at < from);
         let behind = delays.partition_point(|(at, _)| *at < to);
         let mut within: Vec<u32> = delays[first..behind].iter().map(|(_, delay)| *delay).collect();
@@ -111,7 +107,7 @@ pub(super) fn periods(
             .filter(|sample| (from..to).contains(&sample.at))
             .fold(Used::default(), |most, sample| most.max(sample.used));
         all.push(Period {
-            from_s: (from - started) / 1_000_000,
+            from_s: from / 1_000_000,
             events_per_s: within.len() as u64 * 1_000_000 / length,
             p50_ms: at(50),
             p99_ms: at(99),
@@ -135,7 +131,7 @@ mod tests {
     fn growth_is_found_from_the_second_day_on_and_not_on_the_first() {
         let days = |memory: [u64; 4]| {
             let samples = (0..4).map(|day: u32| sample(u64::from(day), day, memory[day as usize]));
-            grown(&samples.collect::<Vec<_>>())
+            grown(&samples.collect::<Vec<_>>(), 0)
         };
         assert!(days([50, 100, 105, 110]).is_empty());
         assert_eq!(days([50, 100, 200, 300]).len(), 1);
@@ -147,7 +143,7 @@ mod tests {
             .map(|event| (event * 10_000, if event < 100 { 1_000 } else { 9_000 }))
             .collect();
         let samples = [sample(0, 0, 10), sample(2_000_000, 0, 30)];
-        let halves = periods(&delays, &samples, 0, 2);
+        let halves = periods(&delays, &samples, 2);
         let shown = halves.iter().map(|half| format!("{} {}", half.p50_ms, half.p99_ms));
         assert_eq!(shown.collect::<Vec<_>>(), ["1 1", "9 9"]);
         assert_eq!((halves[0].events_per_s, halves[0].used.process.memory_mb), (100, 10));
