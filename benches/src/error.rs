@@ -56,6 +56,8 @@ pub(crate) enum BenchError {
     Receiver(#[from] UrlError),
     #[error("the Redis cluster of the bench cannot be used: {0}")]
     Cluster(String),
+    #[error("--state {}: {problem}", directory.display())]
+    State { directory: PathBuf, problem: String },
     #[error("the campaign cannot go on: {0}")]
     Campaign(String),
     #[error(
@@ -175,7 +177,7 @@ impl CommandError {
             | Self::FewShards { .. }
             | Self::ManyRuleEvents { .. }
             | Self::TokenFile { .. }
-            | Self::Bench(BenchError::Fault { .. }) => Exit::Usage,
+            | Self::Bench(BenchError::Fault { .. } | BenchError::State { .. }) => Exit::Usage,
             Self::Bench(
                 BenchError::PrivateMongo(_)
                 | BenchError::Mongo(_)

@@ -117,9 +117,13 @@ struct Soak {
 /// # Errors
 /// If a server or a process cannot be started or controlled. Violations are no errors.
 pub(crate) async fn run(
-    options: Options,
+    mut options: Options,
     watch: impl Fn(&'static str, u64),
 ) -> Result<Report, BenchError> {
+    if let Some(kept) = &mut options.state {
+        // The servers have another working directory.
+        *kept = std::path::absolute(&*kept)?;
+    }
     if let Some(path) = &options.chart {
         // Hours later would be too late.
         fs::File::create(path).map_err(|error| {
@@ -155,6 +159,9 @@ async fn run_in(
     load.store_rules().await;
     let steady = load.world.nodes[0].process.lock().await.id();
     let mut soak = Soak::go_on(load, options, state, steady, terminate);
+    if let Some(kept) = &soak.options.state {
+        State::begin(kept)?;
+    }
     while soak.lasted < Duration::from_secs(soak.options.seconds) {
         let day = soak.report.days;
         watch("days", u64::from(day) + 1);

@@ -44,21 +44,27 @@ impl State {
     /// # Errors
     /// If the directory has another soak, or one that cannot go on.
     pub(super) fn take(directory: &Path, options: &Options) -> Result<Self, BenchError> {
-        let refuse = |why: String| {
-            Err(BenchError::Campaign(format!("--state {}: {why}", directory.display())))
-        };
+        let refuse =
+            |problem: String| Err(BenchError::State { directory: directory.to_owned(), problem });
         fs::create_dir_all(directory)?;
-        let path = file(directory);
+        let (path, begun) = (file(directory), begun(directory));
         let opened = match File::open(&path) {
             Ok(opened) => opened,
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
             Err(_) if fs::read_dir(directory)?.next().is_none() => {
                 return Ok(Self::new(options));
             }
+            Err(_) if begun.exists() => {
+                return refuse(format!(
+                    "a soak begins there, or could not begin; if none is running, rename {} to {}",
+                    begun.display(),
+                    path.display(),
+                ));
+            }
             Err(_) => {
                 return refuse(
                     "it has the data of a soak that is in progress, or was killed in the middle of a \
-                     day; write another directory"
+                     day; write another directory, or delete it"
                         .to_owned(),
                 );
             }
@@ -83,8 +89,16 @@ impl State {
                 "the soak there has lasted {seconds} s; write a larger --seconds, or another directory"
             ));
         }
-        fs::remove_file(path)?;
+        fs::rename(path, begun)?;
         Ok(state)
+    }
+
+    /// The load begins: without its end, the data there cannot be judged any more.
+    pub(super) fn begin(directory: &Path) -> Result<(), BenchError> {
+        match fs::remove_file(begun(directory)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Lets the next run go on.
@@ -99,6 +113,11 @@ impl State {
 
 fn file(directory: &Path) -> PathBuf {
     directory.join("soak.json")
+}
+
+/// The name of the file while the servers and processes start.
+fn begun(directory: &Path) -> PathBuf {
+    directory.join("soak.begun.json")
 }
 
 #[cfg(test)]
@@ -127,6 +146,8 @@ mod tests {
         assert!(refused(&ended).contains("has lasted 60 s; write a larger --seconds"));
         let again = take(&options()).unwrap();
         assert_eq!((again.lasted_us, again.delays), (60_000_000, vec![(1, 2)]));
+        assert!(refused(&options()).contains("soak.begun.json to "), "{}", refused(&options()));
+        State::begin(directory.path()).unwrap();
         assert!(refused(&options()).contains("is in progress"));
     }
 }
