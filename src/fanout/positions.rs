@@ -25,10 +25,10 @@ pub struct Positions {
 }
 
 /// The position of a shard in each log; `None`: it is missing.
-pub(super) type Position = Option<Box<[Offset]>>;
+pub(crate) type Position = Option<Box<[Offset]>>;
 
 impl Positions {
-    pub(super) fn new(logs: Arc<[Arc<str>]>, pipelines: Vec<Vec<Position>>) -> Self {
+    pub(crate) fn new(logs: Arc<[Arc<str>]>, pipelines: Vec<Vec<Position>>) -> Self {
         Self { logs, pipelines }
     }
 
@@ -53,6 +53,21 @@ impl Positions {
     fn of(&self, log: usize) -> impl Iterator<Item = Offset> {
         let shards = self.pipelines.iter().flatten().flatten();
         shards.filter_map(move |stands| stands.get(log).copied())
+    }
+
+    /// Without the shards that stand at one of these offsets in its log or before: they are as if they
+    /// were missing. `None`: no shard is left.
+    #[must_use]
+    pub(crate) fn above(&self, floors: &[Option<Offset>]) -> Option<Self> {
+        let is_above = |stands: &[Offset]| {
+            stands.iter().zip(floors).all(|(stands, floor)| floor.is_none_or(|at| *stands > at))
+        };
+        let mut others = self.clone();
+        for position in others.pipelines.iter_mut().flatten() {
+            *position = position.take().filter(|stands| is_above(stands));
+        }
+        let is_left = others.pipelines.iter().flatten().any(Option::is_some);
+        is_left.then_some(others)
     }
 
     /// Number of missing shards.
@@ -173,6 +188,10 @@ mod tests {
         assert_eq!([0, 1].map(|log| positions.lowest(log)), [Some(at(5)), Some(at(2))]);
         assert_eq!([0, 1].map(|log| positions.highest(log)), [Some(at(7)), Some(at(9))]);
         assert_eq!((positions.lowest(2), positions.missing()), (None, 1));
+        let others = positions.above(&[Some(at(4)), Some(at(2))]).unwrap();
+        assert_eq!([0, 1].map(|log| others.lowest(log)), [Some(at(5)), Some(at(4))]);
+        assert_eq!(others.missing(), 2);
+        assert!(positions.above(&[Some(at(7)), None]).is_none());
         let none = Positions::new(logs, vec![vec![None, None]]);
         assert_eq!((none.lowest(0), none.missing()), (None, 2));
     }

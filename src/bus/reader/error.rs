@@ -1,6 +1,7 @@
 //! Why a session ended.
 
 use super::super::BusError;
+use super::turn::Floors;
 use crate::fanout::FanoutError;
 use crate::redis::RedisError;
 
@@ -11,6 +12,9 @@ pub(super) enum ReadError {
     Fanout(#[from] FanoutError),
     #[error(transparent)]
     Bus(#[from] BusError),
+    /// It is the turn of other shards: the next session leaves these out.
+    #[error("it is the turn of other shards")]
+    Turned(Floors),
 }
 
 impl From<RedisError> for ReadError {
@@ -24,6 +28,7 @@ impl ReadError {
         match self {
             Self::Fanout(error) => error.is_full(),
             Self::Bus(error) => error.is_full(),
+            Self::Turned(_) => false,
         }
     }
 }

@@ -18,6 +18,9 @@
 //! A full Redis refuses copies. Steps 1 to 4 need no additional memory if there is nothing to copy:
 //! sessions continue, and each frees memory by trimming.
 //!
+//! Shards that are far behind the others are read in turns with them, see `turn`. While they are left
+//! out, nothing is deleted, and no progress is noted: all of it is read again for them.
+//!
 //! In a cluster, shards whose primary is unavailable are left out and the others continue. From
 //! time to time the session restarts, at the lowest position of the shards that are available
 //! again. No entries are deleted meanwhile.
@@ -26,11 +29,13 @@
 //! events stay in the queues. [`Source::open`] ensures that no new entry gets an offset that the
 //! shards take for a copied one.
 
+mod checkpoint;
 mod error;
 pub(crate) mod growth;
 mod session;
 mod settled;
 mod share;
+mod turn;
 mod watch;
 
 use std::sync::Arc;
@@ -48,9 +53,10 @@ use self::growth::Growth;
 use self::session::{Copied, Copying, OpenLog, Session};
 use self::settled::Settled;
 use self::share::{Share, Shared};
+use self::turn::{Floors, Turn};
 use self::watch::Watch;
 use super::backlog::{Backlog, TOLD_EVERY};
-use super::source::{Batch, Log, Released, Source, Standing};
+use super::source::{Batch, Log, Source, Standing};
 use super::{BusError, aside};
 use crate::clock::SharedClock;
 use crate::fanout::starts::LogEnd;
@@ -59,14 +65,14 @@ use crate::id::Offset;
 use crate::lifecycle::Shutdown;
 use crate::presence::BusMeter;
 use crate::queue::CLAIM_TTL;
-use crate::redis::scripts::Note;
 use crate::redis::{Link, keys};
-use crate::telemetry::{Outage, Recovered};
+use crate::telemetry::{OncePerMinute, Outage, Recovered};
 
 /// How long a failed fan-out waits before it starts again.
 const RESTART: Duration = Duration::from_millis(250);
-/// Maximum wait of one read.
+/// Maximum wait of one read, and while shards are left out.
 const WAIT: Duration = Duration::from_secs(2);
+const WAIT_IN_TURN: Duration = Duration::from_millis(500);
 /// Number of entries in the first read of a session: they may be large.
 const BATCH_UNKNOWN: usize = 16;
 /// Number of entries in the next read, and the maximum of later ones.
@@ -122,6 +128,8 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
         untold: AtomicU64::new(0),
         settled: Settled::default(),
         patience: MISSING_FIRST,
+        floors: Floors::new(),
+        turns: OncePerMinute::default(),
         outage: Outage::shared(),
     };
     tokio::select! {
@@ -154,6 +162,10 @@ struct Reader {
     settled: Settled,
     /// How long missing shards are left out.
     patience: Duration,
+    /// What the next session leaves out.
+    floors: Floors,
+    /// Limits the log line about shards that are far behind.
+    turns: OncePerMinute,
     outage: Outage,
 }
 
@@ -191,8 +203,13 @@ impl Reader {
         let _ = tokio::time::timeout(CLAIM_TTL, copying.over()).await;
         drop(copying);
         self.fanout.rests();
+        self.floors.clear();
         match ended {
             Ok(()) => Duration::ZERO,
+            Err(ReadError::Turned(floors)) => {
+                self.turns_to(floors);
+                Duration::ZERO
+            }
             Err(ReadError::Fanout(FanoutError::Missing(_))) => {
                 // The wait grows, unless the session lasted for a while.
                 let again = started.elapsed() < MISSING_LAST * 8;
@@ -202,6 +219,17 @@ impl Reader {
             }
             Err(error) => self.interrupted(&error).mul_f64(random),
         }
+    }
+
+    /// The next session leaves these shards out.
+    fn turns_to(&mut self, floors: Floors) {
+        if let Some((log, at)) = floors.first()
+            && let Some(suppressed) = self.turns.take()
+        {
+            info!(bus = self.bus(), log = &**log, %at, suppressed,
+                "some shards are far behind; they are read in turns with the others");
+        }
+        self.floors = floors;
     }
 
     /// Logs why a session ended; returns the wait before the next one.
@@ -243,11 +271,20 @@ impl Reader {
         *copying = Copying::Rests(positions);
         let (mut gathered, mut ahead) = (Gathered::default(), None);
         loop {
+            if let Some(floors) = session.turn.next(&session.logs) {
+                self.copy_and_note(gathered, &mut session, copying).await?;
+                return Err(ReadError::Turned(floors));
+            }
             let (asked, fetched) = if let Some((asked, fetched)) = ahead.take() {
                 (asked, fetched?)
             } else {
                 let asked = session.batch;
-                (asked, self.source.fetch(asked, WAIT).await?)
+                let wait = if session.turn.leaves_out() { WAIT_IN_TURN } else { WAIT };
+                let fetched = self.source.fetch(asked, wait).await?;
+                if fetched.is_empty() {
+                    session.turn.read_all();
+                }
+                (asked, fetched)
             };
             // If more entries are available, they are fetched while this batch is processed.
             let (more, next) = (fetched.len() >= asked, session.batch);
@@ -275,10 +312,7 @@ impl Reader {
                 Err(error) if error.is_full() => {
                     // Redis has no memory for an unreadable entry. The entries before it are copied
                     // first, so that the next session can trim up to there.
-                    let positions = copying.ends(&mut session).await?;
-                    *copying = Copying::Goes(self.copy(gathered, None, positions).boxed());
-                    let mut positions = copying.ends(&mut session).await?;
-                    self.checkpoint(&mut session, &mut positions).await?;
+                    self.copy_and_note(gathered, &mut session, copying).await?;
                     return Err(error.into());
                 }
                 nothing => nothing?,
@@ -302,6 +336,19 @@ impl Reader {
                 *copying = Copying::Rests(positions);
             }
         }
+    }
+
+    /// Copies what is gathered, and makes the last checkpoint of the session.
+    async fn copy_and_note<'a>(
+        &'a self,
+        gathered: Gathered,
+        session: &mut Session,
+        copying: &mut Copying<'a>,
+    ) -> Result<(), ReadError> {
+        let positions = copying.ends(session).await?;
+        *copying = Copying::Goes(self.copy(gathered, None, positions).boxed());
+        let mut positions = copying.ends(session).await?;
+        self.checkpoint(session, &mut positions).await
     }
 
     /// How long ago an entry was added.
@@ -356,7 +403,8 @@ impl Reader {
         positions: &Positions,
     ) -> Result<(), FanoutError> {
         let missing = positions.missing();
-        if missing == 0 {
+        // A session that leaves shards out is short, and all are looked for after it.
+        if missing == 0 || session.turn.leaves_out() {
             return Ok(());
         }
         let look = *session.look.get_or_insert_with(|| Instant::now() + self.patience);
@@ -369,6 +417,8 @@ impl Reader {
         let logs: Vec<Log> = logs.into_iter().filter(|log| shared.reads(&log.name)).collect();
         let ends: Vec<_> = logs.iter().map(end_of).collect();
         let positions = self.fanout.positions(&ends).await?;
+        let lasts = logs.iter().map(|log| log.last).collect();
+        let (turn, positions) = Turn::new(&self.floors, lasts, positions);
         let standing = |(place, log): (usize, Log)| Standing {
             lowest: positions.lowest(place).unwrap_or(log.last),
             highest: positions.highest(place).unwrap_or(log.last),
@@ -386,79 +436,14 @@ impl Reader {
             }
             open.push(one);
         }
-        let mut session = Session::new(open);
+        let mut session = Session::new(open, turn);
+        if session.turn.leaves_out() {
+            return Ok((session, positions));
+        }
         // Releases now: a full Redis lets no session reach its first checkpoint.
         let keeps = self.keeps(&positions, &session).await?;
         self.release(&mut session, &keeps).await?;
         Ok((session, positions))
-    }
-
-    /// Updates the lag, moves idle shards forward, notes the positions, and releases the entries.
-    async fn checkpoint(
-        &self,
-        session: &mut Session,
-        positions: &mut Positions,
-    ) -> Result<(), ReadError> {
-        // No copy is in progress, so all shards have the same positions.
-        let logs = session.logs.iter().enumerate();
-        let moved = logs.filter(|(_, log)| log.copied.0 != log.checkpointed);
-        let moved: Vec<_> = moved.map(|(place, log)| (place, log.copied.0)).collect();
-        if !moved.is_empty() {
-            self.fanout.checkpoint(&moved, positions).await?;
-        }
-        let keeps = if session.kept.elapsed() >= KEEP {
-            session.kept = Instant::now();
-            self.keeps(positions, session).await?
-        } else {
-            vec![None; session.logs.len()]
-        };
-        let released = self.release(session, &keeps).await?;
-        let read: Vec<_> = moved
-            .iter()
-            .map(|(place, _)| keys::read(self.link.prefix(), &session.logs[*place].name))
-            .collect();
-        let notes: Vec<_> = moved
-            .iter()
-            .zip(&read)
-            .map(|(&(place, offset), key)| Note {
-                key,
-                offset,
-                entries: session.logs[place].copied.1,
-                lag: released[place].lag,
-            })
-            .collect();
-        for note in self.link.call_all(&notes).await? {
-            note?;
-        }
-        for (place, offset) in moved {
-            session.logs[place].checkpointed = offset;
-        }
-        session.checkpointed = Instant::now();
-        Ok(())
-    }
-
-    /// Tells the bus how far its logs are copied, and shows how much is not read yet.
-    async fn release(
-        &self,
-        session: &mut Session,
-        keeps: &[Option<Offset>],
-    ) -> Result<Vec<Released>, ReadError> {
-        let progress: Vec<_> =
-            session.logs.iter().zip(keeps).map(|(log, keep)| log.progress(*keep)).collect();
-        let released = self.source.release(&progress).await?;
-        self.watch.lags(released.iter().map(|of| of.lag).sum());
-        for (log, released) in session.logs.iter_mut().zip(&released) {
-            if let Some(entries) = released.entries {
-                log.entries = entries;
-                if log.copied.0 == log.end {
-                    log.copied.1 = entries;
-                }
-            }
-            #[expect(clippy::cast_precision_loss, reason = "a count of entries in memory")]
-            log.metrics.lag.set(released.lag as f64);
-            log.metrics.trimmed.increment(released.deleted);
-        }
-        Ok(released)
     }
 }
 

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::super::Entry;
 use super::super::source::{Batch, Log, Opened, Progress};
+use super::turn::Turn;
 use super::{BATCH_FIRST, BATCH_MAX, BATCH_UNKNOWN};
 use crate::fanout::{Covered, FanoutError, Matches, Positions};
 use crate::id::Offset;
@@ -70,7 +71,9 @@ impl Copying<'_> {
         for (log, covered) in covered {
             let log = &mut session.logs[log];
             log.copied = (covered.end, log.copied.1 + covered.entries);
-            log.metrics.events.increment(covered.entries);
+            if !session.turn.leaves_out() {
+                log.metrics.events.increment(covered.entries);
+            }
         }
         Ok(positions)
     }
@@ -88,6 +91,7 @@ pub(super) struct Session {
     pub(super) kept: Instant,
     /// When to check the missing shards.
     pub(super) look: Option<Instant>,
+    pub(super) turn: Turn,
 }
 
 /// A log that the session reads.
@@ -128,7 +132,7 @@ impl OpenLog {
 }
 
 impl Session {
-    pub(super) fn new(logs: Vec<OpenLog>) -> Self {
+    pub(super) fn new(logs: Vec<OpenLog>, turn: Turn) -> Self {
         let now = Instant::now();
         Self {
             logs,
@@ -138,6 +142,7 @@ impl Session {
             checkpointed: now,
             kept: now,
             look: None,
+            turn,
         }
     }
 

@@ -11,6 +11,7 @@ use crate::support::config::{STREAM, config, configs};
 use crate::support::fleet::Fleet;
 use crate::support::http::metric;
 use crate::support::instance::Instance;
+use crate::support::proxy::distance::Distance;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::wait::eventually;
@@ -354,4 +355,59 @@ async fn another_process_reads_on_when_the_reader_is_killed_or_stopped() {
     }
     let report = fleet.report();
     assert!(report.is_clean() && report.sent == 120, "{report}");
+}
+
+/// How many events a pipeline has in its queues.
+async fn queued(server: &RedisServer, pipeline: &str) -> u64 {
+    let mut connection = server.connection().await;
+    let keys: Vec<String> = connection.keys(format!("*{{{pipeline}:*}}:meta")).await.unwrap();
+    let mut sum = 0;
+    for key in keys {
+        sum += connection.hget::<_, _, Option<u64>>(key, "depth").await.unwrap().unwrap_or(0);
+    }
+    sum
+}
+
+#[tokio::test]
+async fn a_pipeline_that_starts_with_old_events_does_not_keep_the_others_waiting() {
+    const OLD: u32 = 100_000;
+    let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    // A server far away is read for seconds.
+    let distance = Distance::start(server.tcp_addr()).await;
+    let log = Log::default();
+    for part in (0..OLD).step_by(10_000) {
+        let old: Vec<_> =
+            (part..part + 10_000).map(|id| event(&format!("b-{}", id % 50), "test", id)).collect();
+        add(&server, STREAM, &old).await;
+    }
+    distance.set(Duration::from_millis(50));
+    let url = format!("{:?}", distance.url());
+    let settings = [("redis.url", &*url), ("pipelines.turns-new.start", "\"new\""), SHORT];
+    let config = configs(&server, &["turns-old", "turns-new"], &settings);
+    let instance = Instance::start(&config, log.content()).await;
+    for id in OLD..OLD + 3 {
+        add(&server, STREAM, &events(id..id + 1)).await;
+        eventually(LONG, "the new event is handled", async || {
+            log.ids("turns-new").len() == (id - OLD + 1) as usize
+        })
+        .await;
+        // Otherwise it could have been behind the old ones. Some are handled meanwhile.
+        let handled = log.ids("turns-old").len() as u64;
+        let copied = handled + queued(&server, "turns-old").await;
+        assert!(copied < u64::from(OLD) * 3 / 4, "{copied} old events are copied");
+    }
+    distance.set(Duration::ZERO);
+    let all = (OLD + 3) as usize;
+    eventually(4 * LONG, "all are handled", async || log.ids("turns-old").len() >= all).await;
+    let mut of_bot: Vec<_> = log.ids("turns-old");
+    of_bot.retain(|id| id.parse::<u32>().is_ok_and(|id| id < OLD && id % 50 == 7));
+    assert_eq!(of_bot, ids((7..OLD).step_by(50)), "in order, and each once");
+    assert_eq!(log.ids("turns-new"), ids(OLD..OLD + 3));
+    // It is read as one again: entries are deleted up to where both are.
+    eventually(LONG, "the old events are trimmed", async || {
+        let left: u64 = server.connection().await.xlen(STREAM).await.unwrap();
+        left < 1_000
+    })
+    .await;
+    instance.stop().await;
 }

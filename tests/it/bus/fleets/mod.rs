@@ -3,6 +3,7 @@
 mod losses;
 mod records;
 mod rules;
+mod turns;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

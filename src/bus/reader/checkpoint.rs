@@ -1,0 +1,90 @@
+//! What a session notes and tells the bus: once a second, at its start, and at its end.
+
+use tokio::time::Instant;
+
+use super::super::source::Released;
+use super::error::ReadError;
+use super::session::Session;
+use super::{KEEP, Reader};
+use crate::fanout::Positions;
+use crate::id::Offset;
+use crate::redis::keys;
+use crate::redis::scripts::Note;
+
+impl Reader {
+    /// Updates the lag, moves idle shards forward, notes the positions, and releases the entries.
+    pub(super) async fn checkpoint(
+        &self,
+        session: &mut Session,
+        positions: &mut Positions,
+    ) -> Result<(), ReadError> {
+        // No copy is in progress, so all shards have the same positions.
+        let logs = session.logs.iter().enumerate();
+        let moved = logs.filter(|(_, log)| log.copied.0 != log.checkpointed);
+        let moved: Vec<_> = moved.map(|(place, log)| (place, log.copied.0)).collect();
+        if !moved.is_empty() {
+            self.fanout.checkpoint(&moved, positions).await?;
+        }
+        if session.turn.leaves_out() {
+            // What is noted is read for all shards.
+            for (place, offset) in moved {
+                session.logs[place].checkpointed = offset;
+            }
+            session.checkpointed = Instant::now();
+            return Ok(());
+        }
+        let keeps = if session.kept.elapsed() >= KEEP {
+            session.kept = Instant::now();
+            self.keeps(positions, session).await?
+        } else {
+            vec![None; session.logs.len()]
+        };
+        let released = self.release(session, &keeps).await?;
+        let read: Vec<_> = moved
+            .iter()
+            .map(|(place, _)| keys::read(self.link.prefix(), &session.logs[*place].name))
+            .collect();
+        let notes: Vec<_> = moved
+            .iter()
+            .zip(&read)
+            .map(|(&(place, offset), key)| Note {
+                key,
+                offset,
+                entries: session.logs[place].copied.1,
+                lag: released[place].lag,
+            })
+            .collect();
+        for note in self.link.call_all(&notes).await? {
+            note?;
+        }
+        for (place, offset) in moved {
+            session.logs[place].checkpointed = offset;
+        }
+        session.checkpointed = Instant::now();
+        Ok(())
+    }
+
+    /// Tells the bus how far its logs are copied, and shows how much is not read yet.
+    pub(super) async fn release(
+        &self,
+        session: &mut Session,
+        keeps: &[Option<Offset>],
+    ) -> Result<Vec<Released>, ReadError> {
+        let progress: Vec<_> =
+            session.logs.iter().zip(keeps).map(|(log, keep)| log.progress(*keep)).collect();
+        let released = self.source.release(&progress).await?;
+        self.watch.lags(released.iter().map(|of| of.lag).sum());
+        for (log, released) in session.logs.iter_mut().zip(&released) {
+            if let Some(entries) = released.entries {
+                log.entries = entries;
+                if log.copied.0 == log.end {
+                    log.copied.1 = entries;
+                }
+            }
+            #[expect(clippy::cast_precision_loss, reason = "a count of entries in memory")]
+            log.metrics.lag.set(released.lag as f64);
+            log.metrics.trimmed.increment(released.deleted);
+        }
+        Ok(released)
+    }
+}
