@@ -143,7 +143,7 @@ pub enum CliError {
     NoPipeline,
     /// Of no chosen pipeline are attempts kept.
     #[error(
-        "nothing can be shown: {} keep no attempts; set history.slices above 0 there and restart every `fairlane serve`",
+        "nothing can be shown: {} keep no attempts; set history.slices above 0 there and reload every process",
         list(.0)
     )]
     NoHistory(Vec<PipelineName>),
@@ -166,7 +166,7 @@ pub enum CliError {
     },
     /// An enabled pipeline cannot be dropped.
     #[error(
-        "pipeline {0} is enabled: set `enabled = false` in [pipelines.{0}] and restart every `fairlane serve`, then drop it"
+        "pipeline {0} is enabled: set `enabled = false` in [pipelines.{0}] and reload every process, then drop it"
     )]
     StillEnabled(PipelineName),
     /// The receiver cannot accept connections.

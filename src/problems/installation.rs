@@ -9,9 +9,9 @@ use crate::id::PipelineName;
 use crate::presence::{BusState, BusView, Process};
 use crate::redis::{ServerInfo, StreamKind, StreamView};
 
-/// Percent of the maximum memory from which memory in use is a finding, and from which Redis
-/// counts as full.
-const MEMORY_PERCENT: u64 = 80;
+/// Percent of the maximum memory from which memory in use is a finding.
+pub(crate) const MEMORY_PERCENT: u64 = 80;
+/// The same from which Redis counts as full.
 const FULL_PERCENT: u64 = 99;
 /// A replica confirms every second. One that was not heard for this long is a finding.
 const REPLICA_SILENT_SECONDS: u64 = 10;

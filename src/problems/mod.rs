@@ -16,6 +16,7 @@ use utoipa::ToSchema;
 
 pub(crate) use self::facts::{Facts, PipelineFacts, PipelineState, Site, fullest, look_at};
 pub(crate) use self::find::{Viewer, find};
+pub(crate) use self::installation::MEMORY_PERCENT;
 use crate::id::{BotId, PipelineName};
 
 /// How urgent a finding is.

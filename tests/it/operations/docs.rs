@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use fairlane::metrics::{Kind, METRICS};
+
 use crate::support::mongo;
 use crate::support::process::signal;
 use crate::support::receivers::is_there;
@@ -356,6 +358,33 @@ fn every_test_that_a_guarantee_names_exists() {
     for (page, least) in [("README.md", 8), ("docs/guarantees.md", 20)] {
         let count = named.iter().filter(|(of, _)| of == page).count();
         assert!(count >= least, "{page} names {count} tests");
+    }
+}
+
+#[test]
+fn the_page_of_metrics_has_all_of_them_with_their_help() {
+    let rows = METRICS.iter().map(|metric| {
+        let kind = match metric.kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Seconds => "histogram, s",
+            Kind::Count => "histogram",
+        };
+        format!("| `{}` | {kind} | {} |", metric.name, metric.help)
+    });
+    let text = read("docs/metrics.md");
+    let found: Vec<&str> = text.lines().filter(|line| line.starts_with("| `fairlane_")).collect();
+    assert_eq!(found, rows.collect::<Vec<_>>());
+}
+
+/// A row that goes on in the next line ends its table there.
+#[test]
+fn every_row_of_a_table_is_one_line() {
+    for page in pages() {
+        let text = read(&page);
+        for line in prose(&text).into_iter().filter(|line| line.starts_with('|')) {
+            assert!(line.ends_with('|'), "{page}: {line}");
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use crate::cli::session::Redis;
 use crate::clock::{Clock as _, SystemClock};
 use crate::config::Config;
 use crate::id::{PipelineName, Prefix, ShardCount};
+use crate::problems::MEMORY_PERCENT;
 use crate::redis::{POOLED_MAX, Primary, RedisError, Server, ServerInfo};
 
 /// The oldest Redis that has the commands of the scripts.
@@ -23,8 +24,8 @@ const OLDEST_VERSION: (u32, u32) = (7, 0);
 const CONNECTIONS: u64 = 7;
 /// Number of cluster nodes that are probed concurrently.
 const NODES_AT_ONCE: usize = 8;
-/// Percent of the maximum from which memory in use is a warning. The same for clients.
-const NEARLY_FULL_PERCENT: u64 = 90;
+/// Percent of the maximum from which the number of clients is a warning.
+const CLIENTS_PERCENT: u64 = 90;
 
 pub(super) async fn check(config: &Config) -> Vec<Finding> {
     let redis = match Redis::open(config).await {
@@ -196,7 +197,7 @@ pub(super) fn refused(check: &str, error: &RedisError) -> Finding {
     } else if starts("NOPERM") {
         (
             "Fairlane needs this right",
-            "give it to the user: ACL SETUSER … +@all ~fl:* ~fairlane:* &fl:* (with redis.prefix = P: ~P:* &P:*), and the bus streams",
+            "give it to the user: docs/redis.md lists exactly the rights that Fairlane needs",
         )
     } else if starts("NOAUTH") || starts("WRONGPASS") {
         ("Redis does not know us", "correct user and password in redis.url")
@@ -300,7 +301,7 @@ fn check_memory(check: String, info: &ServerInfo) -> Finding {
         return Finding::ok(check, format!("{used} used, no maxmemory"));
     }
     let found = format!("{used} used of {}", bytes(info.memory_max));
-    if !nearly_full(info.memory_used, info.memory_max) {
+    if !reaches(info.memory_used, MEMORY_PERCENT, info.memory_max) {
         return Finding::ok(check, found);
     }
     Finding::warn(
@@ -324,14 +325,14 @@ fn check_clients(check: String, info: &ServerInfo, needed: u64) -> Finding {
         let why = "one more process could not connect";
         return Finding::fail(check, found, why, remedy);
     }
-    if nearly_full(now + needed, most) {
+    if reaches(now + needed, CLIENTS_PERCENT, most) {
         return Finding::warn(check, found, "few more processes can connect", remedy);
     }
     Finding::ok(check, found)
 }
 
-fn nearly_full(used: u64, max: u64) -> bool {
-    used.saturating_mul(100) >= max.saturating_mul(NEARLY_FULL_PERCENT)
+fn reaches(used: u64, percent: u64, max: u64) -> bool {
+    used.saturating_mul(100) >= max.saturating_mul(percent)
 }
 
 fn check_slots(primaries: usize, missing: usize) -> Finding {
