@@ -197,7 +197,7 @@ pub(super) fn refused(check: &str, error: &RedisError) -> Finding {
     } else if starts("NOPERM") {
         (
             "Fairlane needs this right",
-            "give it to the user: docs/redis.md lists exactly the rights that Fairlane needs",
+            "give it to the user with ACL SETUSER: docs/redis.md lists the rights that Fairlane needs",
         )
     } else if starts("NOAUTH") || starts("WRONGPASS") {
         ("Redis does not know us", "correct user and password in redis.url")
