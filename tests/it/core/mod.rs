@@ -14,6 +14,7 @@ mod history;
 mod hostile_ids;
 mod lanes;
 mod limits;
+mod links;
 mod order;
 mod outbound;
 mod outcomes;

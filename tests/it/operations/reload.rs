@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::json;
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 
 use crate::support::bus::{add, event};
@@ -165,6 +166,68 @@ async fn a_changed_token_file_is_noticed() {
     process.write("operator", &other);
     eventually(LONG, "the new token is known", async || code(&other).await == 200).await;
     eventually(LONG, "the old one is not", async || code(OPERATOR).await == 401).await;
+}
+
+/// What could not be applied is tried again each minute.
+#[tokio::test]
+async fn a_token_file_that_changes_while_redis_is_unavailable_counts_once_it_is_back() {
+    let mut server = RedisServer::start(Options::default());
+    let receiver = Receiver::content().await;
+    let tokens = "\n[[auth.tokens]]\nname = \"operator\"\ntoken_file = \"operator\"\nscopes = [\"operate\", \"read\"]\n";
+    let with_tokens = format!("{}{tokens}", config(&server, &receiver, &["one"], 5));
+    let process = Served::start(&config(&server, &receiver, &["one"], 5)).await;
+    process.write("operator", OPERATOR);
+    process.reload(&with_tokens);
+    let client = Client::new(&process.http());
+    let code = async |token: &str| client.with_token(token).get("/v1/pipelines").await.code;
+    let unknown = "0123456789abcdef-unknown";
+    eventually(LONG, "a token is needed", async || code(unknown).await == 401).await;
+    server.kill9();
+    let other = OPERATOR.replace("operator", "rotated");
+    process.write("operator", &other);
+    eventually(LONG * 2, "nothing is reloaded", async || {
+        process.log().contains("nothing is reloaded")
+    })
+    .await;
+    assert_eq!(code(&other).await, 401);
+    server.restart();
+    eventually(LONG * 4, "the new token is known", async || code(&other).await == 200).await;
+    assert_eq!(code(OPERATOR).await, 401);
+}
+
+/// The instance before sets its gauges to 0 when it ends.
+#[tokio::test]
+async fn gauges_of_a_process_are_true_after_a_reload() {
+    let server = RedisServer::start(Options::default());
+    let receiver = Receiver::content().await;
+    let process = Served::start(&config(&server, &receiver, &["one"], 5)).await;
+    let client = Client::new(&process.http());
+    assert_eq!(client.post("/v1/pipelines/one/pause").await.code, 204);
+    let gauge = async |name: &str, label: (&str, &str)| {
+        let (_, metrics) = get(&process.metrics(), "/metrics").await;
+        metric(&metrics, name, &[label])
+    };
+    let paused = ("problem", "pipeline-paused");
+    let problem = async || gauge("fairlane_problems", paused).await;
+    eventually(LONG, "it is a problem", async || problem().await == Some(1.0)).await;
+    process.write("fairlane.toml", &config(&server, &receiver, &["one"], 6));
+    assert_eq!(client.post("/v1/reload").await.code, 200);
+    // The instance before works beside it for six seconds, and then ends.
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    eventually(LONG, "it is still one", async || problem().await == Some(1.0)).await;
+    let open = async |count: u32| {
+        let connections = join_all((0..count).map(|_| TcpStream::connect(process.http()))).await;
+        let shown = || gauge("fairlane_http_connections", ("listener", "http"));
+        eventually(LONG, "they are counted", async || shown().await == Some(count.into())).await;
+        drop(connections);
+    };
+    open(3).await;
+    open(2).await;
+    assert_eq!(client.post("/v1/pipelines/one/resume").await.code, 204);
+    eventually(LONG, "it is none any more", async || {
+        problem().await.is_none_or(|problem| problem < 1.0)
+    })
+    .await;
 }
 
 /// Its handler counts over all instances of the process.
