@@ -4,6 +4,7 @@ use redis::Pipeline;
 use tracing::warn;
 
 use super::{BusError, Entry};
+use crate::fanout::{Range, is_in};
 use crate::metrics;
 use crate::redis::Link;
 use crate::telemetry::PerReason;
@@ -13,13 +14,19 @@ const MAX: usize = 10_000;
 /// When entries that are no events were last logged, by reason: each producer can write many.
 static INVALID: PerReason = PerReason::new();
 
-/// Stores the entries of a log that are no events. May store one twice after an error.
+/// Stores the entries of a log that are no events, except for those in the `known` ranges. May store
+/// one twice after an error.
 ///
 /// # Errors
 /// If Redis is unavailable or refuses.
-pub(super) async fn put(link: &Link, log: &str, entries: &[Entry]) -> Result<(), BusError> {
+pub(super) async fn put(
+    link: &Link,
+    log: &str,
+    known: &[Range],
+    entries: &[Entry],
+) -> Result<(), BusError> {
     let invalid = || {
-        let invalid = |entry: &'_ Entry| entry.event.is_err();
+        let invalid = move |entry: &'_ Entry| entry.event.is_err() && !is_in(known, entry.offset);
         entries.iter().filter(move |entry| invalid(entry))
     };
     if invalid().next().is_none() {

@@ -295,6 +295,7 @@ impl Source for RedisStream {
                 self.reading().at = last;
             }
             let fetched = Raw {
+                is_all: entries.len() < max,
                 entries,
                 reserved: self.reserved.clone(),
                 misread: Box::new(self.misread("XREAD")),
@@ -336,6 +337,8 @@ impl Source for RedisStream {
 
 /// The entries of one stream in the reply to `XREAD`.
 struct Raw {
+    /// Whether there were no others.
+    is_all: bool,
     entries: Vec<Value>,
     reserved: Vec<&'static str>,
     misread: Box<dyn Fn(ReplyError) -> RedisError + Send>,
@@ -344,6 +347,10 @@ struct Raw {
 impl Fetched for Raw {
     fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    fn is_all(&self) -> bool {
+        self.is_all
     }
 
     fn decode(self: Box<Self>) -> Result<Vec<Batch>, BusError> {

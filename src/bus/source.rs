@@ -101,6 +101,12 @@ pub trait Fetched: Send {
         self.len() == 0
     }
 
+    /// Whether the source knows that these are all entries that were there. Otherwise it may just be
+    /// slow.
+    fn is_all(&self) -> bool {
+        false
+    }
+
     /// Decodes the entries: at most one batch a log, each behind the one before of its log. Entries
     /// that are not events are returned as such.
     ///

@@ -162,6 +162,26 @@ pub struct Gathered {
     names: HashSet<EventName>,
 }
 
+/// A part of a log: behind the first offset, up to the second one.
+pub type Range = (Offset, Offset);
+
+/// Whether an entry is in one of these ranges.
+#[must_use]
+pub fn is_in(ranges: &[Range], offset: Offset) -> bool {
+    ranges.iter().any(|(after, up_to)| offset > *after && offset <= *up_to)
+}
+
+/// A batch of a log.
+#[derive(Debug, Clone, Copy)]
+pub struct Read<'a> {
+    /// The place of the log.
+    pub log: usize,
+    /// Up to where the batch covers it.
+    pub end: Offset,
+    /// Entries that were read for other shards before, and are not counted again.
+    pub known: &'a [Range],
+}
+
 /// What was read of a log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Covered {
@@ -169,6 +189,8 @@ pub struct Covered {
     pub end: Offset,
     /// Number of entries.
     pub entries: u64,
+    /// Number of those that were not read for other shards before.
+    pub new: u64,
     /// Whether anything was read.
     is_read: bool,
 }
@@ -240,9 +262,7 @@ impl Fanout {
     /// # Errors
     /// If Redis answers for no shard, or refuses.
     pub(crate) async fn positions(&self, logs: &[LogEnd]) -> Result<Positions, RedisError> {
-        let mut pipelines = Vec::with_capacity(self.routes.len());
-        let mut away = None;
-        for route in &self.routes {
+        let of_route = async |route: &Route| {
             let mut standing = Vec::with_capacity(logs.len());
             for logs in logs.chunks(LOGS_AT_ONCE) {
                 let earliest = route.from_earliest;
@@ -253,9 +273,12 @@ impl Fanout {
             let shards = route.queue.shards().len();
             // A shard whose position in one of the logs is not known is missing.
             let of = |shard: usize| standing.iter().map(|log| log.shards[shard]).collect();
-            pipelines.push((0..shards).map(of).collect::<Vec<Option<Box<[Offset]>>>>());
-            away = standing.into_iter().find_map(|log| log.unavailable).or(away);
-        }
+            let positions: Vec<Option<Box<[Offset]>>> = (0..shards).map(of).collect();
+            Ok::<_, RedisError>((positions, standing.into_iter().find_map(|log| log.unavailable)))
+        };
+        let found = try_join_all(self.routes.iter().map(of_route)).await?;
+        let (pipelines, away): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+        let away = away.into_iter().flatten().next_back();
         let names = logs.iter().map(|log| Arc::clone(&log.name)).collect();
         let positions = Positions::new(names, pipelines);
         match away {
@@ -264,11 +287,10 @@ impl Fanout {
         }
     }
 
-    /// Adds the matches of entries that directly follow the gathered ones of their log, and cover it
-    /// up to `end`.
+    /// Adds the matches of entries that directly follow the gathered ones of their log.
     pub fn gather(
         &self,
-        (log, end): (usize, Offset),
+        Read { log, end, known }: Read<'_>,
         entries: &[Entry],
         matches: &mut Matches,
         gathered: &mut Gathered,
@@ -307,14 +329,16 @@ impl Fanout {
                     encoded.get_or_insert_with(|| event.encode());
                 }
             }
-            if !is_taken {
+            if !is_taken && !is_in(known, *offset) {
                 gathered.unmatched.add(event.kind());
             }
             if is_wanted {
                 if !self.window.is_zero() {
                     gathered.names.insert(name);
                 }
-                if let Some(copied) = Copied::note(&self.tracer, event) {
+                if !is_in(known, *offset)
+                    && let Some(copied) = Copied::note(&self.tracer, event)
+                {
                     let wanted = self.routes.iter().zip(&gathered.wanted);
                     let wanted = wanted.filter(|(_, wanted)| wanted.last() == Some(&index));
                     let names = wanted.map(|(route, _)| route.queue.name());
@@ -331,6 +355,7 @@ impl Fanout {
         }
         let covered = &mut gathered.covered[log];
         covered.entries += entries.len() as u64;
+        covered.new += entries.iter().filter(|entry| !is_in(known, entry.offset)).count() as u64;
         (covered.end, covered.is_read) = (end, true);
     }
 
@@ -394,10 +419,10 @@ impl Fanout {
     ) -> Result<(), FanoutError> {
         self.unmatched.log();
         let logs = Arc::clone(positions.logs());
-        for (route, positions) in self.routes.iter().zip(&mut positions.pipelines) {
-            route.advance((&logs, ends), &[], positions).await?;
-        }
-        Ok(())
+        let all = self.routes.iter().zip(&mut positions.pipelines);
+        let advances = all.map(|(route, positions)| route.advance((&logs, ends), &[], positions));
+        // Each to its end: their positions are used later.
+        join_all(advances).await.into_iter().collect()
     }
 
     /// After a copy that found Redis full: moves the shards without matching events forward, so

@@ -122,8 +122,9 @@ impl Fanout {
         logs: &[Arc<str>],
     ) -> Result<Vec<Option<Offset>>, RedisError> {
         let mut all = vec![None; logs.len()];
-        for route in &self.routes {
-            for (lowest, of_route) in all.iter_mut().zip(stored(&route.queue, logs, true).await?) {
+        let routes = self.routes.iter().map(|route| stored(&route.queue, logs, true));
+        for of_route in try_join_all(routes).await? {
+            for (lowest, of_route) in all.iter_mut().zip(of_route) {
                 *lowest = lowest.iter().copied().chain(of_route).min();
             }
         }

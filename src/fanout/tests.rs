@@ -88,7 +88,12 @@ fn entry(at: u64, kind: &str, id: &str) -> Entry {
 fn gather(fanout: &Fanout, entries: &[Entry]) -> Gathered {
     let mut gathered = Gathered::default();
     let end = entries.last().map_or(Offset::default(), |entry| entry.offset);
-    fanout.gather((0, end), entries, &mut Matches::default(), &mut gathered);
+    fanout.gather(
+        Read { log: 0, end, known: &[] },
+        entries,
+        &mut Matches::default(),
+        &mut gathered,
+    );
     gathered
 }
 
@@ -120,7 +125,12 @@ fn a_log_that_was_not_read_is_not_covered() {
     let (mut gathered, mut matches) = (Gathered::default(), Matches::default());
     for (log, at) in [(2, 1), (2, 2), (0, 7)] {
         let entries = [entry(at, "a", "1")];
-        fanout.gather((log, entries[0].offset), &entries, &mut matches, &mut gathered);
+        fanout.gather(
+            Read { log, end: entries[0].offset, known: &[] },
+            &entries,
+            &mut matches,
+            &mut gathered,
+        );
     }
     let covered: Vec<_> = gathered.covers().map(|(log, of)| (log, of.end.ms, of.entries)).collect();
     assert_eq!(covered, [(0, 7, 1), (2, 2, 2)]);

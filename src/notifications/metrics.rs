@@ -6,7 +6,7 @@ use super::record::{NO_KIND, OUTCOMES};
 use crate::metrics::{
     NOTIFICATIONS, NOTIFICATIONS_DUE, NOTIFICATIONS_LATENESS, NOTIFICATIONS_OVERDUE,
 };
-use crate::outbound::breakers::breaker_open;
+use crate::outbound::breakers::prepare;
 
 /// Metrics of the notifications.
 #[derive(Clone)]
@@ -21,7 +21,7 @@ impl NotificationMetrics {
         for outcome in OUTCOMES {
             counter!(NOTIFICATIONS, "type" => NO_KIND, "outcome" => outcome).absolute(0);
         }
-        breaker_open("other", 0);
+        prepare();
         Self { lateness: histogram!(NOTIFICATIONS_LATENESS) }
     }
 

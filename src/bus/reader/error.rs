@@ -1,7 +1,7 @@
 //! Why a session ended.
 
 use super::super::BusError;
-use super::turn::Floors;
+use super::turn::Turned;
 use crate::fanout::FanoutError;
 use crate::redis::RedisError;
 
@@ -12,9 +12,9 @@ pub(super) enum ReadError {
     Fanout(#[from] FanoutError),
     #[error(transparent)]
     Bus(#[from] BusError),
-    /// It is the turn of other shards: the next session leaves these out.
+    /// The session read for some shards long enough.
     #[error("it is the turn of other shards")]
-    Turned(Floors),
+    Turned(Turned),
 }
 
 impl From<RedisError> for ReadError {
@@ -28,7 +28,7 @@ impl ReadError {
         match self {
             Self::Fanout(error) => error.is_full(),
             Self::Bus(error) => error.is_full(),
-            Self::Turned(_) => false,
+            Self::Turned(..) => false,
         }
     }
 }

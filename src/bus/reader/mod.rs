@@ -53,14 +53,14 @@ use self::growth::Growth;
 use self::session::{Copied, Copying, OpenLog, Session};
 use self::settled::Settled;
 use self::share::{Share, Shared};
-use self::turn::{Floors, Turn};
+use self::turn::{Turn, Turned, Turns};
 use self::watch::Watch;
 use super::backlog::{Backlog, TOLD_EVERY};
 use super::source::{Batch, Log, Source, Standing};
 use super::{BusError, aside};
 use crate::clock::SharedClock;
 use crate::fanout::starts::LogEnd;
-use crate::fanout::{Fanout, FanoutError, Gathered, Positions};
+use crate::fanout::{Fanout, FanoutError, Gathered, Positions, Read};
 use crate::id::Offset;
 use crate::lifecycle::Shutdown;
 use crate::presence::BusMeter;
@@ -72,7 +72,7 @@ use crate::telemetry::{OncePerMinute, Outage, Recovered};
 const RESTART: Duration = Duration::from_millis(250);
 /// Maximum wait of one read, and while shards are left out.
 const WAIT: Duration = Duration::from_secs(2);
-const WAIT_IN_TURN: Duration = Duration::from_millis(500);
+const WAIT_IN_TURN: Duration = Duration::from_millis(50);
 /// Number of entries in the first read of a session: they may be large.
 const BATCH_UNKNOWN: usize = 16;
 /// Number of entries in the next read, and the maximum of later ones.
@@ -128,8 +128,8 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
         untold: AtomicU64::new(0),
         settled: Settled::default(),
         patience: MISSING_FIRST,
-        floors: Floors::new(),
-        turns: OncePerMinute::default(),
+        turns: Turns::default(),
+        told: OncePerMinute::default(),
         outage: Outage::shared(),
     };
     tokio::select! {
@@ -162,10 +162,9 @@ struct Reader {
     settled: Settled,
     /// How long missing shards are left out.
     patience: Duration,
-    /// What the next session leaves out.
-    floors: Floors,
+    turns: Turns,
     /// Limits the log line about shards that are far behind.
-    turns: OncePerMinute,
+    told: OncePerMinute,
     outage: Outage,
 }
 
@@ -203,13 +202,13 @@ impl Reader {
         let _ = tokio::time::timeout(CLAIM_TTL, copying.over()).await;
         drop(copying);
         self.fanout.rests();
-        self.floors.clear();
+        if let Err(ReadError::Turned(turned)) = ended {
+            self.turn(turned);
+            return Duration::ZERO;
+        }
+        self.turns.over();
         match ended {
             Ok(()) => Duration::ZERO,
-            Err(ReadError::Turned(floors)) => {
-                self.turns_to(floors);
-                Duration::ZERO
-            }
             Err(ReadError::Fanout(FanoutError::Missing(_))) => {
                 // The wait grows, unless the session lasted for a while.
                 let again = started.elapsed() < MISSING_LAST * 8;
@@ -221,15 +220,14 @@ impl Reader {
         }
     }
 
-    /// The next session leaves these shards out.
-    fn turns_to(&mut self, floors: Floors) {
-        if let Some((log, at)) = floors.first()
-            && let Some(suppressed) = self.turns.take()
+    /// The next session reads for other shards.
+    fn turn(&mut self, turned: Turned) {
+        if let Some((log, at)) = self.turns.turn(turned).first()
+            && let Some(suppressed) = self.told.take()
         {
-            info!(bus = self.bus(), log = &**log, %at, suppressed,
+            info!(bus = self.source.name(), log = &**log, %at, suppressed,
                 "some shards are far behind; they are read in turns with the others");
         }
-        self.floors = floors;
     }
 
     /// Logs why a session ended; returns the wait before the next one.
@@ -273,19 +271,19 @@ impl Reader {
         loop {
             if let Some(floors) = session.turn.next(&session.logs) {
                 self.copy_and_note(gathered, &mut session, copying).await?;
-                return Err(ReadError::Turned(floors));
+                let behind = self.age(session.added_ms);
+                return Err(ReadError::Turned(session.turn.ends(floors, behind, &session.logs)));
             }
             let (asked, fetched) = if let Some((asked, fetched)) = ahead.take() {
                 (asked, fetched?)
             } else {
                 let asked = session.batch;
                 let wait = if session.turn.leaves_out() { WAIT_IN_TURN } else { WAIT };
-                let fetched = self.source.fetch(asked, wait).await?;
-                if fetched.is_empty() {
-                    session.turn.read_all();
-                }
-                (asked, fetched)
+                (asked, self.source.fetch(asked, wait).await?)
             };
+            if fetched.is_all() {
+                session.turn.read_all();
+            }
             // If more entries are available, they are fetched while this batch is processed.
             let (more, next) = (fetched.len() >= asked, session.batch);
             let fetch = async {
@@ -298,11 +296,13 @@ impl Reader {
                 tokio::task::yield_now().await;
                 let batches = fetched.decode()?;
                 for batch in &batches {
-                    aside::put(&self.link, &session.logs[batch.log].name, &batch.entries).await?;
+                    let OpenLog { name, known, .. } = &session.logs[batch.log];
+                    aside::put(&self.link, name, known, &batch.entries).await?;
                 }
                 session.advance(&batches, asked);
                 for Batch { log, entries, end, .. } in &batches {
-                    self.fanout.gather((*log, *end), entries, &mut session.matches, &mut gathered);
+                    let read = Read { log: *log, end: *end, known: &session.logs[*log].known };
+                    self.fanout.gather(read, entries, &mut session.matches, &mut gathered);
                 }
                 Ok::<_, BusError>(batches.is_empty())
             };
@@ -417,8 +417,9 @@ impl Reader {
         let logs: Vec<Log> = logs.into_iter().filter(|log| shared.reads(&log.name)).collect();
         let ends: Vec<_> = logs.iter().map(end_of).collect();
         let positions = self.fanout.positions(&ends).await?;
+        let known = self.turns.known(&logs, &positions);
         let lasts = logs.iter().map(|log| log.last).collect();
-        let (turn, positions) = Turn::new(&self.floors, lasts, positions);
+        let (turn, positions) = Turn::new(&self.turns, lasts, positions);
         let standing = |(place, log): (usize, Log)| Standing {
             lowest: positions.lowest(place).unwrap_or(log.last),
             highest: positions.highest(place).unwrap_or(log.last),
@@ -427,8 +428,11 @@ impl Reader {
         let standing: Vec<_> = logs.into_iter().enumerate().map(standing).collect();
         let opened = self.source.open(&standing).await?;
         let mut open = Vec::with_capacity(standing.len());
-        for (Standing { log, lowest, .. }, opened) in standing.iter().zip(opened) {
-            let one = OpenLog::new(log, opened);
+        let known = known.into_iter();
+        for ((Standing { log, lowest, .. }, opened), known) in
+            standing.iter().zip(opened).zip(known)
+        {
+            let one = OpenLog { known, ..OpenLog::new(log, opened) };
             if opened.lost > 0 {
                 one.metrics.gap.increment(1);
                 error!(log = &*log.name, start = %lowest, first = ?log.first, missing = opened.lost,

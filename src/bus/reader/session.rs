@@ -12,7 +12,7 @@ use super::super::Entry;
 use super::super::source::{Batch, Log, Opened, Progress};
 use super::turn::Turn;
 use super::{BATCH_FIRST, BATCH_MAX, BATCH_UNKNOWN};
-use crate::fanout::{Covered, FanoutError, Matches, Positions};
+use crate::fanout::{Covered, FanoutError, Matches, Positions, Range};
 use crate::id::Offset;
 use crate::metrics::BusMetrics;
 
@@ -71,9 +71,7 @@ impl Copying<'_> {
         for (log, covered) in covered {
             let log = &mut session.logs[log];
             log.copied = (covered.end, log.copied.1 + covered.entries);
-            if !session.turn.leaves_out() {
-                log.metrics.events.increment(covered.entries);
-            }
+            log.metrics.events.increment(covered.new);
         }
         Ok(positions)
     }
@@ -106,6 +104,10 @@ pub(super) struct OpenLog {
     pub(super) copied: (Offset, u64),
     /// The last entry of the last checkpoint.
     pub(super) checkpointed: Offset,
+    /// Where the session began to read.
+    pub(super) began: Offset,
+    /// What was read in turns before.
+    pub(super) known: Vec<Range>,
 }
 
 impl OpenLog {
@@ -117,6 +119,8 @@ impl OpenLog {
             entries,
             copied: (at, entries),
             checkpointed: at,
+            began: at,
+            known: Vec::new(),
         }
     }
 
@@ -157,6 +161,7 @@ impl Session {
             bytes += batch.entries.iter().map(size).sum::<usize>();
             self.added_ms = batch.added_ms;
         }
+        self.turn.reads(count);
         if count == 0 {
             return;
         }

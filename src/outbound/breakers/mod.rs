@@ -27,12 +27,12 @@
 
 mod circuit;
 mod host;
+mod shown;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use metrics::gauge;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use utoipa::ToSchema;
@@ -40,10 +40,10 @@ use utoipa::ToSchema;
 use self::circuit::OPEN_FIRST;
 pub(crate) use self::host::Outcome;
 use self::host::{Host, Seat, Way};
+pub(crate) use self::shown::prepare;
 use super::places::{Refused, may_take};
 use super::{CheckedUrl, IDLE};
 use crate::id::BotId;
-use crate::metrics::BREAKER_OPEN;
 
 /// Bots and hosts without a call for this time are forgotten.
 const FORGET: Duration = Duration::from_secs(600);
@@ -58,8 +58,6 @@ const KEPT_MAX: usize = 64;
 /// A host may exceed its rate by the requests of this time, and by as many again of bots that use
 /// less than their part of it.
 const BURST: Duration = Duration::from_millis(100);
-/// Maximum number of hosts with their own series in the metrics; later ones count as `other`.
-const NAMED_MAX: usize = 20;
 
 /// The limits of each host.
 #[derive(Debug, Clone, Copy)]
@@ -112,10 +110,6 @@ struct State {
     seats: usize,
     /// When unused ones were last removed.
     swept: Option<Instant>,
-    /// Hosts with their own series in the metrics.
-    named: HashSet<String>,
-    /// Number of other hosts with an open breaker.
-    others_open: usize,
 }
 
 /// An open circuit breaker: that of the host, or of a bot that calls it.
@@ -364,16 +358,14 @@ impl State {
             return;
         }
         host.shown = open;
-        let label = target.to_string();
-        if self.named.len() < NAMED_MAX {
-            self.named.insert(label.clone());
-        }
-        if self.named.contains(&label) {
-            breaker_open(&label, usize::from(open));
-        } else {
-            let others = self.others_open + usize::from(open);
-            self.others_open = others.saturating_sub(usize::from(!open));
-            breaker_open("other", self.others_open);
+        shown::show(target.to_string(), open);
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        for (target, _) in self.hosts.iter().filter(|(_, host)| host.shown) {
+            shown::show(target.to_string(), false);
         }
     }
 }
@@ -416,13 +408,6 @@ impl Drop for Pass {
             self.breakers.said(self, self.began, None);
         }
     }
-}
-
-/// Sets the number of open breakers of `host`. The host `other` stands for all hosts without their
-/// own series.
-#[expect(clippy::cast_precision_loss, reason = "a count of hosts")]
-pub(crate) fn breaker_open(host: &str, open: usize) {
-    gauge!(BREAKER_OPEN, "host" => host.to_owned()).set(open as f64);
 }
 
 #[cfg(test)]

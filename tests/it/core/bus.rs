@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config, configs};
 use crate::support::fleet::Fleet;
-use crate::support::http::metric;
+use crate::support::http::{get, metric};
 use crate::support::instance::Instance;
 use crate::support::proxy::distance::Distance;
 use crate::support::recorder::Log;
@@ -371,6 +371,7 @@ async fn queued(server: &RedisServer, pipeline: &str) -> u64 {
 #[tokio::test]
 async fn a_pipeline_that_starts_with_old_events_does_not_keep_the_others_waiting() {
     const OLD: u32 = 100_000;
+    const TURNS: &str = "turns";
     let server = RedisServer::start(Options { tcp: true, ..Options::default() });
     // A server far away is read for seconds.
     let distance = Distance::start(server.tcp_addr()).await;
@@ -378,15 +379,20 @@ async fn a_pipeline_that_starts_with_old_events_does_not_keep_the_others_waiting
     for part in (0..OLD).step_by(10_000) {
         let old: Vec<_> =
             (part..part + 10_000).map(|id| event(&format!("b-{}", id % 50), "test", id)).collect();
-        add(&server, STREAM, &old).await;
+        add(&server, TURNS, &old).await;
     }
     distance.set(Duration::from_millis(50));
     let url = format!("{:?}", distance.url());
-    let settings = [("redis.url", &*url), ("pipelines.turns-new.start", "\"new\""), SHORT];
+    let settings = [
+        ("redis.url", &*url),
+        ("bus.streams", "[\"turns\"]"),
+        ("pipelines.turns-new.start", "\"new\""),
+        SHORT,
+    ];
     let config = configs(&server, &["turns-old", "turns-new"], &settings);
     let instance = Instance::start(&config, log.content()).await;
     for id in OLD..OLD + 3 {
-        add(&server, STREAM, &events(id..id + 1)).await;
+        add(&server, TURNS, &events(id..id + 1)).await;
         eventually(LONG, "the new event is handled", async || {
             log.ids("turns-new").len() == (id - OLD + 1) as usize
         })
@@ -396,6 +402,12 @@ async fn a_pipeline_that_starts_with_old_events_does_not_keep_the_others_waiting
         let copied = handled + queued(&server, "turns-old").await;
         assert!(copied < u64::from(OLD) * 3 / 4, "{copied} old events are copied");
     }
+    // It is read for both.
+    let unreadable = [("event", "no event")];
+    let () = server.connection().await.xadd(TURNS, "*", &unreadable).await.unwrap();
+    let invalid = async || server.connection().await.xlen::<_, u64>("fairlane:invalid").await;
+    eventually(LONG, "it is put aside", async || invalid().await == Ok(1)).await;
+    assert!(queued(&server, "turns-old").await < u64::from(OLD), "not everything is read");
     distance.set(Duration::ZERO);
     let all = (OLD + 3) as usize;
     eventually(4 * LONG, "all are handled", async || log.ids("turns-old").len() >= all).await;
@@ -403,9 +415,16 @@ async fn a_pipeline_that_starts_with_old_events_does_not_keep_the_others_waiting
     of_bot.retain(|id| id.parse::<u32>().is_ok_and(|id| id < OLD && id % 50 == 7));
     assert_eq!(of_bot, ids((7..OLD).step_by(50)), "in order, and each once");
     assert_eq!(log.ids("turns-new"), ids(OLD..OLD + 3));
+    eventually(LONG, "each entry is counted once", async || {
+        let (_, metrics) = get(&instance.address.to_string(), "/metrics").await;
+        let read = metric(&metrics, "fairlane_bus_events_total", &[("stream", TURNS)]);
+        read == Some(f64::from(OLD + 4))
+    })
+    .await;
+    assert_eq!(invalid().await, Ok(1));
     // It is read as one again: entries are deleted up to where both are.
     eventually(LONG, "the old events are trimmed", async || {
-        let left: u64 = server.connection().await.xlen(STREAM).await.unwrap();
+        let left: u64 = server.connection().await.xlen(TURNS).await.unwrap();
         left < 1_000
     })
     .await;
