@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use futures_util::future::try_join_all;
 use rdkafka::Offset as KafkaOffset;
 use rdkafka::TopicPartitionList;
 use rdkafka::config::ClientConfig;
@@ -108,23 +109,20 @@ impl Asker {
         }
     }
 
-    /// The partitions of these topics, in order. A topic that does not exist has none.
+    /// The partitions of these topics, in order. A topic that does not exist has none. All topics are
+    /// asked for concurrently, so that many of them fit into the time of one answer.
     pub(super) async fn partitions(&self, topics: &[String]) -> Result<Vec<Partition>, BusError> {
-        let topics = topics.to_vec();
-        self.ask(move |consumer, deadline| {
-            let mut partitions = Vec::new();
-            for topic in &topics {
-                let name: Arc<str> = Arc::from(topic.as_str());
-                let numbers = numbers(consumer, topic, deadline)?;
-                partitions.extend(
-                    numbers
-                        .into_iter()
-                        .map(|number| Partition { topic: Arc::clone(&name), number }),
-                );
-            }
-            Ok(partitions)
-        })
-        .await
+        let each = topics.iter().map(|topic| self.partitions_of(topic));
+        Ok(try_join_all(each).await?.into_iter().flatten().collect())
+    }
+
+    async fn partitions_of(&self, topic: &str) -> Result<Vec<Partition>, BusError> {
+        let name: Arc<str> = Arc::from(topic);
+        let asked = Arc::clone(&name);
+        let numbers =
+            self.ask(move |consumer, deadline| numbers(consumer, &asked, deadline)).await?;
+        let of = |number| Partition { topic: Arc::clone(&name), number };
+        Ok(numbers.into_iter().map(of).collect())
     }
 
     /// The extents of these partitions, in order.
