@@ -11,6 +11,7 @@ use serde::Deserialize;
 
 use super::BusError;
 use crate::event::entry::Entry;
+use crate::fanout::NewStart;
 use crate::id::Offset;
 
 /// A part of the bus with an order of its own: a stream of Redis or NATS, or a partition of a Kafka
@@ -23,9 +24,9 @@ pub struct Log {
     pub first: Option<Offset>,
     /// The last offset ever assigned, even if that entry is deleted. Zero if there was none.
     pub last: Offset,
-    /// Where a pipeline that is new to the log starts, if not at the end: behind the last entry that
-    /// a consumer group has handled (`start = "group:NAME"`).
-    pub start: Option<Offset>,
+    /// Where a pipeline that is new to the log starts: as it says, or behind the last entry that a
+    /// consumer group has handled (`start = "group:NAME"`).
+    pub start: NewStart,
 }
 
 /// From where a log is to be read.

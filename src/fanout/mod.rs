@@ -18,6 +18,7 @@ pub(crate) mod unmatched;
 
 use self::copy::Copying;
 pub use self::positions::Positions;
+pub use self::starts::NewStart;
 use self::starts::{LogEnd, Starts};
 use self::unmatched::{Found, Unmatched};
 use std::collections::{HashMap, HashSet};
@@ -114,6 +115,16 @@ pub enum FanoutError {
         stands: Offset,
         /// The expected position.
         thought: Offset,
+    },
+    /// The bus cannot say where a pipeline starts that is new to a log.
+    #[error("it is not known where the new pipeline {pipeline:?} starts in {log}: {cause}")]
+    NoStart {
+        /// The pipeline.
+        pipeline: String,
+        /// The log.
+        log: String,
+        /// Why not, and what to do.
+        cause: Arc<str>,
     },
     /// Some shards have been missing for a while: it is time to check whether they are available
     /// again.
@@ -238,8 +249,8 @@ impl Fanout {
     /// start as its position, see [`Starts`]. Shards on an unavailable server are missing.
     ///
     /// # Errors
-    /// If Redis answers for no shard, or refuses.
-    pub(crate) async fn positions(&self, logs: &[LogEnd]) -> Result<Positions, RedisError> {
+    /// If Redis answers for no shard, or refuses, or if a start is not known.
+    pub(crate) async fn positions(&self, logs: &[LogEnd]) -> Result<Positions, FanoutError> {
         let mut pipelines = Vec::with_capacity(self.routes.len());
         let mut away = None;
         for route in &self.routes {
@@ -259,7 +270,7 @@ impl Fanout {
         let names = logs.iter().map(|log| Arc::clone(&log.name)).collect();
         let positions = Positions::new(names, pipelines);
         match away {
-            Some(error) if positions.lowest(0).is_none() => Err(error),
+            Some(error) if positions.lowest(0).is_none() => Err(error.into()),
             _ => Ok(positions),
         }
     }

@@ -153,7 +153,7 @@ impl Asker {
         .await
     }
 
-    /// What the group has committed for these partitions, in order.
+    /// What the group has committed for these partitions, in order; `None`: nothing.
     pub(super) async fn committed(
         &self,
         partitions: &[Partition],
@@ -166,11 +166,13 @@ impl Asker {
             let asked = list(&partitions, KafkaOffset::Invalid)?;
             let found = consumer.committed_offsets(asked, deadline.left())?;
             let committed = |partition: &Partition| {
-                let element = found.find_partition(&partition.topic, partition.number)?;
-                element.error().ok()?;
-                Committed::read(element.offset(), element.metadata())
+                let element = found.find_partition(&partition.topic, partition.number);
+                let element = element.ok_or(KafkaError::OffsetFetch(Code::UnknownPartition))?;
+                // Not the same as nothing: a start or an incarnation must not be taken from it.
+                element.error()?;
+                Ok(Committed::read(element.offset(), element.metadata()))
             };
-            Ok(partitions.iter().map(committed).collect())
+            partitions.iter().map(committed).collect()
         })
         .await
     }

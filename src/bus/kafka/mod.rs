@@ -16,6 +16,7 @@
 mod asker;
 mod context;
 mod error;
+mod handled;
 mod position;
 mod publish;
 mod raw;
@@ -34,6 +35,7 @@ use tokio::time::Instant;
 use tracing::{debug, error, warn};
 
 use self::asker::Asker;
+use self::handled::Handled;
 use self::position::{Committed, Ends, FIRST, Start, is_shorter, next, offset, start};
 use self::publish::Publisher;
 use self::raw::Raw;
@@ -43,6 +45,7 @@ pub use self::survey::{KafkaSample, KafkaSurvey, KafkaTopic};
 use super::BusError;
 use super::source::{Fetched, Log, Opened, Outgoing, Progress, Released, Source, Standing};
 use crate::clock::{Clock as _, SystemClock, millis};
+use crate::fanout::NewStart;
 use crate::id::Offset;
 
 /// Interval of reading the incarnations that other processes have committed.
@@ -183,21 +186,32 @@ impl KafkaSource {
         let asker = self.asker().await?;
         let partitions = asker.partitions(&self.settings.topics).await?;
         let ends = asker.ends(&partitions).await?;
-        let starts = match &self.settings.start_group {
-            Some(group) => self.client(&self.starter, group).await?.committed(&partitions).await?,
-            None => vec![None; partitions.len()],
+        let handled = match &self.settings.start_group {
+            Some(group) => Some((group, self.handled(group, &partitions).await)),
+            None => None,
         };
         self.read_incarnations(&asker, &partitions).await;
-        let logs = partitions.iter().zip(ends).zip(starts).map(|((partition, ends), start)| {
+        let logs = partitions.iter().zip(ends).map(|(partition, ends)| {
             let incarnation = self.incarnation(partition);
+            let start = match &handled {
+                Some((group, Ok(handled))) => handled.start(group, partition, incarnation, ends),
+                Some((_, Err(error))) => NewStart::Unknown(error.to_string().into()),
+                None => NewStart::Own,
+            };
             Log {
                 name: self.log_name(partition),
                 first: (ends.first < ends.next).then(|| offset(incarnation, ends.first + 1)),
                 last: offset(incarnation, ends.next),
-                start: start.map(|start| offset(incarnation, start.next)),
+                start,
             }
         });
         Ok(logs.collect())
+    }
+
+    /// What the consumer group has handled where new pipelines start.
+    async fn handled(&self, group: &str, partitions: &[Partition]) -> Result<Handled, BusError> {
+        let found = self.client(&self.starter, group).await?.committed(partitions).await?;
+        Ok(Handled::new(partitions, found))
     }
 
     async fn start_reading(&self, from: &[Standing]) -> Result<Vec<Opened>, BusError> {

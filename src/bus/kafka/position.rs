@@ -121,9 +121,15 @@ mod tests {
 
     use super::*;
     use crate::bus::source::Log;
+    use crate::fanout::NewStart;
 
     fn standing(lowest: (u64, u64), highest: (u64, u64)) -> Standing {
-        let log = Log { name: Arc::from("l"), first: None, last: Offset::default(), start: None };
+        let log = Log {
+            name: Arc::from("l"),
+            first: None,
+            last: Offset::default(),
+            start: NewStart::Own,
+        };
         let at = |(ms, seq)| Offset { ms, seq };
         Standing { log, lowest: at(lowest), highest: at(highest) }
     }

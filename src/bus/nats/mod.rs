@@ -38,6 +38,7 @@ pub use self::survey::{NatsStream, NatsSurvey};
 use super::BusError;
 use super::source::{Fetched, Log, Opened, Outgoing, Progress, Released, Source, Standing};
 use crate::clock::SharedClock;
+use crate::fanout::NewStart;
 use crate::id::Offset;
 use crate::metrics::BusMetrics;
 
@@ -163,8 +164,8 @@ impl NatsSource {
         let connected = self.link.connected().await?;
         let Some((facts, stream)) = self.look(&connected).await? else { return Ok(Vec::new()) };
         let start = match &self.link.settings.group {
-            Some(group) => Some(self.handled(&connected, &stream, group).await?),
-            None => None,
+            Some(group) => NewStart::At(self.handled(&connected, &stream, group).await?),
+            None => NewStart::Own,
         };
         Ok(vec![Log {
             name: Arc::clone(&self.log),

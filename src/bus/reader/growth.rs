@@ -23,8 +23,8 @@ use super::super::BusError;
 use super::super::source::Log;
 use super::end_of;
 use crate::clock::{SharedClock, millis};
-use crate::fanout::Fanout;
 use crate::fanout::starts::LogEnd;
+use crate::fanout::{Fanout, NewStart};
 use crate::id::Offset;
 use crate::redis::{Link, RedisError, keys};
 
@@ -110,7 +110,7 @@ impl Growth {
         &self,
         logs: &[Log],
         states: &HashMap<String, State>,
-    ) -> Result<(), RedisError> {
+    ) -> Result<(), BusError> {
         let is_waiting =
             |log: &&Log| matches!(states.get(&*log.name), Some(State::New(_) | State::Behind(_)));
         let waiting: Vec<LogEnd> = logs.iter().filter(is_waiting).map(added).collect();
@@ -125,7 +125,7 @@ impl Growth {
         &self,
         logs: &[Log],
         ends: &HashMap<String, String>,
-    ) -> Result<bool, RedisError> {
+    ) -> Result<bool, BusError> {
         let old = logs.iter().filter_map(|log| {
             let end: Offset = ends.get(&*log.name)?.parse().ok()?;
             Some((end_of(log), end))
@@ -163,7 +163,7 @@ pub(crate) async fn settled(
 
 /// A log in which all pipelines start at the first entry.
 fn added(log: &Log) -> LogEnd {
-    LogEnd { start: Some(Offset::default()), ..end_of(log) }
+    LogEnd { start: NewStart::At(Offset::default()), ..end_of(log) }
 }
 
 /// Whether no partition of its topic is known.

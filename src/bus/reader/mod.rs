@@ -416,7 +416,7 @@ impl Reader {
         let logs = self.source.logs().await?;
         let logs: Vec<Log> = logs.into_iter().filter(|log| shared.reads(&log.name)).collect();
         let ends: Vec<_> = logs.iter().map(end_of).collect();
-        let positions = self.fanout.positions(&ends).await?;
+        let positions = self.fanout.positions(&ends).await.map_err(BusError::from)?;
         let lasts = logs.iter().map(|log| log.last).collect();
         let (turn, positions) = Turn::new(&self.floors, lasts, positions);
         let standing = |(place, log): (usize, Log)| Standing {
@@ -449,5 +449,5 @@ impl Reader {
 
 /// The log for those who fix the starts of pipelines.
 pub(crate) fn end_of(log: &Log) -> LogEnd {
-    LogEnd { name: Arc::clone(&log.name), last: log.last, start: log.start }
+    LogEnd { name: Arc::clone(&log.name), last: log.last, start: log.start.clone() }
 }

@@ -7,6 +7,7 @@ use fairlane::bus::BusError;
 use fairlane::bus::kafka::{KafkaSettings, KafkaSource};
 use fairlane::bus::source::Source as _;
 use fairlane::event::Event;
+use fairlane::fanout::NewStart;
 use fairlane::id::Offset;
 use rdkafka::admin::NewPartitions;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -301,12 +302,42 @@ async fn copied_offsets_are_committed_for_other_tools() {
 async fn a_pipeline_can_start_behind_what_a_consumer_group_handled() {
     for engine in ENGINES {
         let (broker, rig) = filled(engine, 5).await;
-        assert_eq!(rig.logs(1).await[0].start, None);
+        assert_eq!(rig.logs(1).await[0].start, NewStart::Own);
         commit(&broker, "billing", 3, "");
         let start_group = Some("billing".to_owned());
         let settings = settings(&broker.brokers(), "events");
         let rig = Rig::new(KafkaSettings { start_group, ..settings });
-        assert_eq!(rig.logs(1).await[0].start, Some(at(1, 3)), "{engine:?}");
+        assert_eq!(rig.logs(1).await[0].start, NewStart::At(at(1, 3)), "{engine:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_that_a_consumer_group_has_not_read_start_at_their_first_record() {
+    for engine in ENGINES {
+        let broker = KafkaBroker::start(engine);
+        broker.create_topic("events", 2).await;
+        let of = |group: &str| {
+            let start_group = Some(group.to_owned());
+            Rig::new(KafkaSettings { start_group, ..settings(&broker.brokers(), "events") })
+        };
+        let producer: FutureProducer = broker.config().create().unwrap();
+        for at in 0..4 {
+            let json = event("bot", &at.to_string(), "");
+            let record = FutureRecord::to("events").partition(at % 2).key("bot").payload(&json);
+            producer.send(record, PATIENCE).await.unwrap();
+        }
+        commit(&broker, "billing", 1, "");
+        let starts: Vec<_> = of("billing").logs(2).await.into_iter().map(|log| log.start).collect();
+        assert_eq!(starts, [NewStart::At(at(1, 1)), NewStart::At(at(1, 0))], "{engine:?}");
+        // A mistyped name must not skip everything.
+        let rig = of("biling");
+        for log in rig.logs(2).await {
+            let NewStart::Unknown(cause) = log.start else { panic!("{:?}", log.start) };
+            assert!(cause.contains("\"biling\" has no offset in the topic \"events\""), "{cause}");
+        }
+        let survey = rig.source.survey().await.unwrap();
+        assert!(survey.topics[0].start_error.is_some(), "{engine:?}: {survey:?}");
+        assert_eq!(of("billing").source.survey().await.unwrap().topics[0].start_error, None);
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use async_nats::jetstream::consumer::pull;
 use async_nats::jetstream::stream::{self, RetentionPolicy};
 use fairlane::bus::source::Source as _;
+use fairlane::fanout::NewStart;
 use fairlane::id::Offset;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -219,7 +220,7 @@ async fn new_pipelines_begin_behind_what_a_consumer_has_handled() {
         message.unwrap().double_ack().await.unwrap();
     }
     let log = log(&source).await;
-    assert_eq!(log.start, Some(Offset { seq: 3, ..log.last }));
+    assert_eq!(log.start, NewStart::At(Offset { seq: 3, ..log.last }));
 }
 
 #[tokio::test]
