@@ -22,7 +22,7 @@ use super::settings::KafkaSettings;
 use super::{Partition, error};
 use crate::bus::BusError;
 
-/// Maximum size of what one fetch returns, in bytes; one entry more may be in it.
+/// Maximum size in memory of what one fetch returns, in bytes; one entry more may be in it.
 const FETCH_MAX_BYTES: usize = 8 * 1_024 * 1_024;
 /// Maximum number of entries that are taken from the queues before other tasks run.
 const BETWEEN_YIELDS: usize = 256;
@@ -137,7 +137,7 @@ impl Reading {
             self.turn = at + 1;
             let part = &mut parts[at];
             let mut given = 0;
-            while given < TURN.min(max - taken) {
+            while given < TURN.min(max - taken) && bytes < FETCH_MAX_BYTES {
                 let polled = part.queue.poll(Duration::ZERO);
                 let Some(polled) = polled else { break };
                 let end = match &polled {

@@ -383,6 +383,8 @@ async fn tombstones_are_skipped_and_records_that_are_no_events_are_returned() {
         let (ok, wrong) = (Some("good"), None);
         let wanted = [(2, wrong), (3, wrong), (4, wrong), (5, ok), (6, ok)];
         assert_eq!(found, wanted, "{name}: {entries:?}");
+        let error = entries[2].event.as_ref().unwrap_err().error.to_string();
+        assert!(error.contains("5000 headers; at most 1000"), "{name}: {error}");
         let survey = rig.source.survey().await.unwrap();
         let sample = survey.topics[0].sample;
         let of_sample = (sample.records, sample.without_key, sample.tombstones, sample.invalid);
