@@ -428,7 +428,7 @@ impl Reader {
         let opened = self.source.open(&standing).await?;
         let mut open = Vec::with_capacity(standing.len());
         for (Standing { log, lowest, .. }, opened) in standing.iter().zip(opened) {
-            let one = OpenLog::new(log, opened);
+            let one = OpenLog::new(log, opened, *lowest);
             if opened.lost > 0 {
                 one.metrics.gap.increment(1);
                 error!(log = &*log.name, start = %lowest, first = ?log.first, missing = opened.lost,
