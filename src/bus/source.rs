@@ -73,8 +73,8 @@ pub struct Progress {
 pub struct Released {
     /// Number of entries ever added up to [`Progress::read`], if it is known better now.
     pub entries: Option<u64>,
-    /// Number of entries that are not read yet; 0 once everything is read.
-    pub lag: u64,
+    /// Number of entries that are not read yet; 0 once everything is read. `None`: not known now.
+    pub lag: Option<u64>,
     /// Number of entries that were deleted by this call.
     pub deleted: u64,
 }
@@ -189,7 +189,8 @@ pub trait Source: Debug + Send + Sync + 'static {
     /// acknowledge or commit. The answers are in the order of `progress`.
     ///
     /// # Errors
-    /// If the bus does not answer or refuses. Nothing is lost by it.
+    /// If the log must be opened again. That the bus does not answer is no error: reading would tell that,
+    /// and the next call repeats what was not done. Nothing is lost by an error.
     fn release<'a>(
         &'a self,
         progress: &'a [Progress],

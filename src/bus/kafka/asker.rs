@@ -14,6 +14,7 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::context::Context;
 use super::position::{Committed, Ends};
+use super::releasing::Mark;
 use super::settings::KafkaSettings;
 use super::{Partition, error};
 use crate::bus::BusError;
@@ -141,14 +142,19 @@ impl Asker {
         .await
     }
 
-    /// The offsets of the next entries of these partitions, in order.
-    pub(super) async fn nexts(&self, partitions: &[Partition]) -> Result<Vec<i64>, BusError> {
+    /// The offsets of the next entries of these partitions, in order; `None`: its broker gives no answer.
+    pub(super) async fn nexts(
+        &self,
+        partitions: &[Partition],
+    ) -> Result<Vec<Option<i64>>, BusError> {
         if partitions.is_empty() {
             return Ok(Vec::new());
         }
         let partitions = partitions.to_vec();
         self.ask(move |consumer, deadline| {
-            offsets(consumer, &partitions, KafkaOffset::End, deadline)
+            let found = list(&partitions, KafkaOffset::End)?;
+            let found = consumer.offsets_for_times(found, deadline.left())?;
+            Ok(partitions.iter().map(|partition| found_offset(&found, partition).ok()).collect())
         })
         .await
     }
@@ -196,15 +202,12 @@ impl Asker {
         .await
     }
 
-    /// Commits without waiting: (partition, next entry, metadata).
-    pub(super) async fn commit(
-        &self,
-        marks: Vec<(Partition, i64, String)>,
-    ) -> Result<(), BusError> {
+    /// Commits without waiting.
+    pub(super) async fn commit(&self, marks: Vec<Mark>) -> Result<(), BusError> {
         self.ask(move |consumer, _| {
             let mut list = TopicPartitionList::with_capacity(marks.len());
-            for (Partition { topic, number }, next, metadata) in &marks {
-                let mut element = list.add_partition(topic, *number);
+            for Mark { partition, next, metadata } in &marks {
+                let mut element = list.add_partition(&partition.topic, partition.number);
                 element.set_offset(KafkaOffset::Offset(*next))?;
                 element.set_metadata(metadata.as_str());
             }
@@ -271,14 +274,15 @@ fn offsets(
     deadline: Deadline,
 ) -> KafkaResult<Vec<i64>> {
     let found = consumer.offsets_for_times(list(partitions, which)?, deadline.left())?;
-    let offset = |partition: &Partition| {
-        let missing = KafkaError::OffsetFetch(Code::UnknownPartition);
-        let element = found.find_partition(&partition.topic, partition.number).ok_or(missing)?;
-        element.error()?;
-        match element.offset() {
-            KafkaOffset::Offset(offset) => Ok(offset),
-            _ => Err(KafkaError::OffsetFetch(Code::NoOffset)),
-        }
-    };
-    partitions.iter().map(offset).collect()
+    partitions.iter().map(|partition| found_offset(&found, partition)).collect()
+}
+
+fn found_offset(found: &TopicPartitionList, partition: &Partition) -> KafkaResult<i64> {
+    let missing = KafkaError::OffsetFetch(Code::UnknownPartition);
+    let element = found.find_partition(&partition.topic, partition.number).ok_or(missing)?;
+    element.error()?;
+    match element.offset() {
+        KafkaOffset::Offset(offset) => Ok(offset),
+        _ => Err(KafkaError::OffsetFetch(Code::NoOffset)),
+    }
 }

@@ -21,6 +21,7 @@ mod position;
 mod publish;
 mod raw;
 mod reading;
+mod releasing;
 mod settings;
 mod survey;
 
@@ -31,12 +32,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tracing::{debug, error, warn};
 
 use self::asker::Asker;
 use self::handled::Handled;
-use self::position::{Committed, Ends, FIRST, Start, is_shorter, next, offset, start};
+use self::position::{Committed, Ends, FIRST, Start, is_shorter, newest_ms, offset, start};
 use self::publish::Publisher;
 use self::raw::Raw;
 use self::reading::Reading;
@@ -50,8 +51,8 @@ use crate::id::Offset;
 
 /// Interval of reading the incarnations that other processes have committed.
 const INCARNATIONS_EVERY: Duration = Duration::from_secs(30);
-/// Offsets are committed again after this time even if they stay: brokers forget them after days.
-const COMMIT_AGAIN: Duration = Duration::from_secs(3_600);
+/// Maximum wait for what was committed before, when reading starts. Mostly it is not needed.
+const COMMITTED_WITHIN: Duration = Duration::from_secs(2);
 
 /// A partition of a topic.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -78,14 +79,17 @@ pub struct KafkaSource {
     incarnations: Mutex<HashMap<Partition, u64>>,
     /// When the incarnations were read last.
     incarnations_read: Mutex<Option<Instant>>,
+    /// When the lag could not be found out last.
+    lag_failed: Mutex<Option<Instant>>,
 }
 
 struct OpenLog {
     name: Arc<str>,
     partition: Partition,
     incarnation: u64,
-    /// The time of the newest entry read, ms since 1970, at most now; 0: not known.
-    newest_ms: u64,
+    /// No entry that was read is newer than this, ms since 1970, at most now; 0: not known. `None`: what was
+    /// committed before could not be read, and must not be overwritten.
+    newest_ms: Option<u64>,
     /// What was committed last, and when.
     committed: Option<(i64, Instant)>,
 }
@@ -113,6 +117,7 @@ impl KafkaSource {
             logs: Mutex::default(),
             incarnations: Mutex::default(),
             incarnations_read: Mutex::default(),
+            lag_failed: Mutex::default(),
         })
     }
 
@@ -226,10 +231,16 @@ impl KafkaSource {
             .collect::<Result<_, _>>()?;
         let asker = self.asker().await?;
         let ends = asker.ends(&partitions).await?;
+        let asked = timeout(COMMITTED_WITHIN, asker.committed(&partitions)).await;
+        let committed = asked.unwrap_or_else(|_| {
+            Err(BusError::Unknown { bus: self.settings.bus(), cause: "no answer in time".into() })
+        });
         let mut starts = Vec::with_capacity(from.len());
         let mut logs = Vec::with_capacity(from.len());
-        for ((standing, partition), ends) in from.iter().zip(&partitions).zip(ends) {
-            let start = self.start(&asker, standing, partition, ends).await?;
+        for (place, (standing, ends)) in from.iter().zip(ends).enumerate() {
+            let partition = &partitions[place];
+            let committed = committed.as_ref().map(|committed| committed[place]);
+            let start = self.start(&asker, standing, (partition, ends), committed).await?;
             let name = Arc::clone(&standing.log.name);
             if start.incarnation > FIRST {
                 lock(&self.incarnations).insert(partition.clone(), start.incarnation);
@@ -238,7 +249,7 @@ impl KafkaSource {
                 name: Arc::clone(&name),
                 partition: partition.clone(),
                 incarnation: start.incarnation,
-                newest_ms: 0,
+                newest_ms: committed.ok().map(|before| newest_ms(before, start.incarnation)),
                 committed: None,
             });
             starts.push((partition.clone(), name, start));
@@ -265,11 +276,12 @@ impl KafkaSource {
         &self,
         asker: &Asker,
         standing: &Standing,
-        partition: &Partition,
-        ends: Ends,
+        (partition, ends): (&Partition, Ends),
+        committed: Result<Option<Committed>, &BusError>,
     ) -> Result<Start, BusError> {
         let shorter = is_shorter(standing, ends);
-        let truncated = shorter && self.is_truncated(asker, standing, partition, ends).await?;
+        let truncated =
+            shorter && self.is_truncated(asker, standing, (partition, ends), committed).await?;
         let start = start(standing, ends, truncated);
         let (log, highest) = (&standing.log.name, standing.highest);
         if truncated {
@@ -291,12 +303,12 @@ impl KafkaSource {
         &self,
         asker: &Asker,
         standing: &Standing,
-        partition: &Partition,
-        ends: Ends,
+        (partition, ends): (&Partition, Ends),
+        committed: Result<Option<Committed>, &BusError>,
     ) -> Result<bool, BusError> {
-        let committed = match asker.committed(std::slice::from_ref(partition)).await {
-            Ok(committed) => committed.into_iter().next().flatten(),
-            Err(error) if error.is_passing() => return Err(error),
+        let committed = match committed {
+            Ok(committed) => committed,
+            Err(error) if error.is_passing() => return Err(error.clone()),
             Err(error) => {
                 warn!(log = %standing.log.name, %error, "cannot read committed offsets");
                 None
@@ -325,57 +337,14 @@ impl KafkaSource {
         let mut logs = lock(&self.logs);
         for batch in &batches {
             if let Some(log) = logs.get_mut(batch.log) {
-                log.newest_ms = log.newest_ms.max(batch.newest_ms.min(now));
+                let newest = batch.newest_ms.min(now);
+                if newest > 0 {
+                    log.newest_ms = Some(log.newest_ms.unwrap_or(0).max(newest));
+                }
             }
         }
         drop(logs);
         Ok(Box::new(Raw { batches, settings: Arc::clone(&self.settings) }))
-    }
-
-    /// What is to be committed: (partition, next entry, metadata).
-    fn marks(&self, progress: &[Progress]) -> Vec<(Partition, i64, String)> {
-        let mut logs = lock(&self.logs);
-        let mut marks = Vec::new();
-        for Progress { log, copied, keep, .. } in progress {
-            let Some(keep) = keep else { continue };
-            let Some(log) = logs.iter_mut().find(|open| open.name == *log) else { continue };
-            // The entry at `keep` is still needed, and is one before Kafka's number of it.
-            let until = (*copied).min(Offset { ms: keep.ms, seq: keep.seq.saturating_sub(1) });
-            if until.ms != log.incarnation {
-                continue;
-            }
-            let until = next(until);
-            let due = log.committed.is_none_or(|(committed, since)| {
-                committed != until || since.elapsed() >= COMMIT_AGAIN
-            });
-            if due {
-                log.committed = Some((until, Instant::now()));
-                let metadata = Committed::metadata(log.incarnation, log.newest_ms);
-                marks.push((log.partition.clone(), until, metadata));
-            }
-        }
-        marks
-    }
-
-    async fn progress(&self, progress: &[Progress]) -> Result<Vec<Released>, BusError> {
-        let asker = self.asker().await?;
-        let marks = self.marks(progress);
-        if !marks.is_empty() {
-            asker.commit(marks).await?;
-        }
-        let partitions: Vec<_> = progress
-            .iter()
-            .map(|progress| {
-                let log = &progress.log;
-                self.partition(log).ok_or_else(|| self.refused(format!("{log} is no log of it")))
-            })
-            .collect::<Result<_, _>>()?;
-        let nexts = asker.nexts(&partitions).await?;
-        let released = nexts.into_iter().zip(progress).map(|(end, progress)| {
-            let lag = u64::try_from(end.saturating_sub(next(progress.read))).unwrap_or(0);
-            Released { lag, deleted: 0, entries: None }
-        });
-        Ok(released.collect())
     }
 
     async fn publisher(&self) -> Result<Arc<Publisher>, BusError> {

@@ -62,6 +62,14 @@ impl Committed {
     }
 }
 
+/// No entry of this incarnation that was read is newer than this, as far as what was committed tells;
+/// 0: not known. Entries that were read later may be: then the partition counts as made anew, and its
+/// entries are read again.
+pub(super) fn newest_ms(committed: Option<Committed>, incarnation: u64) -> u64 {
+    let same = committed.filter(|committed| committed.incarnation == incarnation);
+    same.map_or(0, |committed| committed.newest_ms)
+}
+
 /// Where reading of a partition starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Start {
@@ -156,6 +164,13 @@ mod tests {
             let found = start(&standing(lowest, highest), ends, truncated);
             assert_eq!(found, Start { incarnation, next, lost }, "{name}");
         }
+    }
+
+    #[test]
+    fn the_time_of_the_newest_entry_survives_a_session_of_the_same_incarnation() {
+        let committed = Committed { next: 9, incarnation: 2, newest_ms: 17 };
+        assert_eq!(newest_ms(Some(committed), 2), 17);
+        assert_eq!([newest_ms(Some(committed), 3), newest_ms(None, 1)], [0, 0]);
     }
 
     #[test]

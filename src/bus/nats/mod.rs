@@ -61,8 +61,9 @@ pub struct NatsSource {
     open: Mutex<Option<Arc<Open>>>,
     known: Mutex<Known>,
     breaks: Mutex<Breaks>,
-    /// When it was last trimmed.
+    /// When it was last trimmed, and when the lag could not be found out last.
     trimmed: Mutex<Option<Instant>>,
+    lag_failed: Mutex<Option<Instant>>,
 }
 
 struct Clock(SharedClock);
@@ -128,6 +129,7 @@ impl NatsSource {
             known: Mutex::default(),
             breaks: Mutex::default(),
             trimmed: Mutex::default(),
+            lag_failed: Mutex::default(),
         }
     }
 

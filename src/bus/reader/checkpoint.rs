@@ -2,7 +2,6 @@
 
 use tokio::time::Instant;
 
-use super::super::source::Released;
 use super::error::ReadError;
 use super::session::Session;
 use super::{KEEP, Reader};
@@ -39,7 +38,7 @@ impl Reader {
         } else {
             vec![None; session.logs.len()]
         };
-        let released = self.release(session, &keeps).await?;
+        self.release(session, &keeps).await?;
         let read: Vec<_> = moved
             .iter()
             .map(|(place, _)| keys::read(self.link.prefix(), &session.logs[*place].name))
@@ -51,7 +50,7 @@ impl Reader {
                 key,
                 offset,
                 entries: session.logs[place].copied.1,
-                lag: released[place].lag,
+                lag: session.logs[place].lag,
             })
             .collect();
         for note in self.link.call_all(&notes).await? {
@@ -69,11 +68,14 @@ impl Reader {
         &self,
         session: &mut Session,
         keeps: &[Option<Offset>],
-    ) -> Result<Vec<Released>, ReadError> {
+    ) -> Result<(), ReadError> {
         let progress: Vec<_> =
             session.logs.iter().zip(keeps).map(|(log, keep)| log.progress(*keep)).collect();
         let released = self.source.release(&progress).await?;
-        self.watch.lags(released.iter().map(|of| of.lag).sum());
+        // While it is not known, the last one is shown.
+        if let Some(lag) = released.iter().map(|of| of.lag).sum() {
+            self.watch.lags(lag);
+        }
         for (log, released) in session.logs.iter_mut().zip(&released) {
             if let Some(entries) = released.entries {
                 log.entries = entries;
@@ -81,10 +83,13 @@ impl Reader {
                     log.copied.1 = entries;
                 }
             }
-            #[expect(clippy::cast_precision_loss, reason = "a count of entries in memory")]
-            log.metrics.lag.set(released.lag as f64);
+            if let Some(lag) = released.lag {
+                log.lag = lag;
+                #[expect(clippy::cast_precision_loss, reason = "a count of entries in memory")]
+                log.metrics.lag.set(lag as f64);
+            }
             log.metrics.trimmed.increment(released.deleted);
         }
-        Ok(released)
+        Ok(())
     }
 }

@@ -106,6 +106,8 @@ pub(super) struct OpenLog {
     pub(super) copied: (Offset, u64),
     /// The last entry of the last checkpoint.
     pub(super) checkpointed: Offset,
+    /// Number of entries that are not read yet, when it was known last.
+    pub(super) lag: u64,
 }
 
 impl OpenLog {
@@ -120,6 +122,7 @@ impl OpenLog {
             entries,
             copied: (at, entries),
             checkpointed: lowest,
+            lag: 0,
         }
     }
 

@@ -103,7 +103,7 @@ async fn a_frozen_broker_hangs_no_call_and_loses_nothing() {
         rig.source.logs().await.unwrap_err();
         assert!(started.elapsed() < ANSWER + 2 * stalls.longest(), "logs");
         let started = Instant::now();
-        rig.release().await.unwrap_err();
+        assert_eq!(rig.release().await.unwrap()[0].lag, None, "reading does not end");
         assert!(started.elapsed() < ANSWER + 2 * stalls.longest(), "release");
         let started = Instant::now();
         let error = rig.publish(&[("b", "1")]).await.unwrap_err();

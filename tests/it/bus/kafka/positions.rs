@@ -295,6 +295,15 @@ async fn copied_offsets_are_committed_for_other_tools() {
             })
         })
         .await;
+        // The next session has read nothing, and does not know how new the last record is.
+        let mut next = Rig::new(settings(&broker.brokers(), "events"));
+        next.positions = rig.positions.clone();
+        next.open_all(1).await;
+        next.release().await.unwrap();
+        // Commits have no answer that could be awaited.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let (_, text) = committed(&broker, "fairlane/test").unwrap();
+        assert!(!text.contains("newest=0"), "{engine:?}: {text}");
     }
 }
 
