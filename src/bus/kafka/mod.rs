@@ -48,11 +48,15 @@ use super::source::{Fetched, Log, Opened, Outgoing, Progress, Released, Source, 
 use crate::clock::{Clock as _, SystemClock, millis};
 use crate::fanout::NewStart;
 use crate::id::Offset;
+use crate::telemetry::PerReason;
 
 /// Interval of reading the incarnations that other processes have committed.
 const INCARNATIONS_EVERY: Duration = Duration::from_secs(30);
 /// Maximum wait for what was committed before, when reading starts. Mostly it is not needed.
 const COMMITTED_WITHIN: Duration = Duration::from_secs(2);
+
+/// When it was last logged what is not possible.
+static FAILED: PerReason = PerReason::new();
 
 /// A partition of a topic.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -162,13 +166,17 @@ impl KafkaSource {
     }
 
     /// Another process may have found that a topic was made anew.
-    async fn read_incarnations(&self, asker: &Asker, partitions: &[Partition]) {
-        {
-            let mut read = lock(&self.incarnations_read);
-            if read.is_some_and(|read| read.elapsed() < INCARNATIONS_EVERY) {
-                return;
-            }
-            *read = Some(Instant::now());
+    ///
+    /// # Errors
+    /// If that is not known: a pipeline that is new to the topic would start before its first record.
+    async fn read_incarnations(
+        &self,
+        asker: &Asker,
+        partitions: &[Partition],
+    ) -> Result<(), BusError> {
+        let read = *lock(&self.incarnations_read);
+        if partitions.is_empty() || read.is_some_and(|read| read.elapsed() < INCARNATIONS_EVERY) {
+            return Ok(());
         }
         match asker.committed(partitions).await {
             Ok(found) => {
@@ -180,11 +188,22 @@ impl KafkaSource {
                     }
                 }
             }
-            // They matter only for topics that were made anew.
-            Err(error) => {
+            Err(error) if error.is_passing() && read.is_none() => return Err(error),
+            // The next listing asks again.
+            Err(error) if error.is_passing() => {
                 debug!(source = self.settings.name, %error, "cannot read committed offsets");
+                return Ok(());
+            }
+            // Without the right, what is read tells it too.
+            Err(error) => {
+                if let Some(suppressed) = FAILED.take("committed") {
+                    warn!(source = self.settings.name, %error, suppressed,
+                        "cannot read committed offsets: permit Read and Describe on the group, or a new pipeline may get old records of a topic that was made anew");
+                }
             }
         }
+        *lock(&self.incarnations_read) = Some(Instant::now());
+        Ok(())
     }
 
     async fn all_logs(&self) -> Result<Vec<Log>, BusError> {
@@ -195,7 +214,7 @@ impl KafkaSource {
             Some(group) => Some((group, self.handled(group, &partitions).await)),
             None => None,
         };
-        self.read_incarnations(&asker, &partitions).await;
+        self.read_incarnations(&asker, &partitions).await?;
         let logs = partitions.iter().zip(ends).map(|(partition, ends)| {
             let incarnation = self.incarnation(partition);
             let start = match &handled {

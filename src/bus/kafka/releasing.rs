@@ -6,19 +6,16 @@ use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use super::position::{Committed, next};
-use super::{KafkaSource, Partition, lock};
+use super::{FAILED, KafkaSource, Partition, lock};
 use crate::bus::BusError;
 use crate::bus::source::{Progress, Released};
 use crate::id::Offset;
-use crate::telemetry::PerReason;
 
 /// Offsets are committed again after this time even if they stay: brokers forget them after days.
 const COMMIT_AGAIN: Duration = Duration::from_secs(3_600);
 /// Maximum wait for the lag: reading waits too. Without an answer it is asked for again after a while.
 const LAG_WITHIN: Duration = Duration::from_secs(2);
 const LAG_AGAIN: Duration = Duration::from_secs(15);
-/// When it was last logged what is not possible.
-static FAILED: PerReason = PerReason::new();
 
 /// What is to be committed.
 pub(super) struct Mark {
