@@ -25,7 +25,7 @@ use crate::bus::BusError;
 const INACTIVE: Duration = Duration::from_secs(30);
 /// Maximum size of one batch. One message of any size is read even so. Headers of a few bytes take many
 /// times their size in the memory of the client.
-const BATCH_BYTES_MAX: usize = 8 << 20;
+pub(super) const BATCH_BYTES_MAX: usize = 8 << 20;
 /// What the names of consumers begin with, for operators.
 const PREFIX: &str = "fairlane-";
 
