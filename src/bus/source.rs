@@ -69,7 +69,7 @@ pub struct Progress {
 }
 
 /// The state of a log after [`Source::release`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Released {
     /// Number of entries ever added up to [`Progress::read`], if it is known better now.
     pub entries: Option<u64>,
@@ -77,6 +77,8 @@ pub struct Released {
     pub lag: Option<u64>,
     /// Number of entries that were deleted by this call.
     pub deleted: u64,
+    /// Why it, or what belongs to its source, is not read, while the others are.
+    pub problem: Option<BusError>,
 }
 
 /// Consecutive entries of a log.
@@ -148,8 +150,9 @@ pub trait Source: Debug + Send + Sync + 'static {
     /// `kafka:NAME` with the name of the source in the configuration.
     fn name(&self) -> &str;
 
-    /// The logs of the configuration, also those that do not exist yet. With partitions: what the names of
-    /// the logs of each topic begin with, up to the slash.
+    /// The logs of the configuration, also those that do not exist yet, without those that the last
+    /// [`Self::logs`] had no right to see. With partitions: what the names of the logs of each topic begin
+    /// with, up to the slash.
     fn topics(&self) -> Vec<Arc<str>>;
 
     /// Whether it deletes entries on another server than those with the positions. A server that has

@@ -47,6 +47,15 @@ impl Shared {
         self.consumer.as_ref()
     }
 
+    /// Fetches no more of a partition.
+    pub(super) fn pause(&self, partition: &Partition) {
+        let list = list(std::slice::from_ref(partition), KafkaOffset::Invalid);
+        // Otherwise its queue fills, up to its bound.
+        if let (Some(consumer), Ok(list)) = (&self.consumer, list) {
+            let _ = consumer.pause(&list);
+        }
+    }
+
     /// Serves the events of the library in a thread, until the client is dropped.
     pub(super) fn serve(&self) -> Result<(), BusError> {
         let weak = self.consumer.as_ref().map(Arc::downgrade).unwrap_or_default();
@@ -110,20 +119,23 @@ impl Asker {
         }
     }
 
-    /// The partitions of these topics, in order. A topic that does not exist has none. All topics are
-    /// asked for concurrently, so that many of them fit into the time of one answer.
-    pub(super) async fn partitions(&self, topics: &[String]) -> Result<Vec<Partition>, BusError> {
-        let each = topics.iter().map(|topic| self.partitions_of(topic));
-        Ok(try_join_all(each).await?.into_iter().flatten().collect())
+    /// The partitions of each of these topics, in order; `None`: the right to see it is missing. A topic
+    /// that does not exist has none. All topics are asked for concurrently, so that many of them fit into
+    /// the time of one answer.
+    pub(super) async fn partitions(
+        &self,
+        topics: &[String],
+    ) -> Result<Vec<Option<Vec<Partition>>>, BusError> {
+        try_join_all(topics.iter().map(|topic| self.partitions_of(topic))).await
     }
 
-    async fn partitions_of(&self, topic: &str) -> Result<Vec<Partition>, BusError> {
+    async fn partitions_of(&self, topic: &str) -> Result<Option<Vec<Partition>>, BusError> {
         let name: Arc<str> = Arc::from(topic);
         let asked = Arc::clone(&name);
         let numbers =
             self.ask(move |consumer, deadline| numbers(consumer, &asked, deadline)).await?;
         let of = |number| Partition { topic: Arc::clone(&name), number };
-        Ok(numbers.into_iter().map(of).collect())
+        Ok(numbers.map(|numbers| numbers.into_iter().map(of).collect()))
     }
 
     /// The extents of these partitions, in order.
@@ -228,28 +240,34 @@ impl Deadline {
     }
 }
 
-/// The numbers of the partitions of a topic; none if it does not exist.
+/// The numbers of the partitions of a topic; none if it does not exist. `None`: there is no right to see it.
 pub(super) fn numbers(
     consumer: &Consumer,
     topic: &str,
     deadline: Deadline,
-) -> KafkaResult<Vec<i32>> {
+) -> KafkaResult<Option<Vec<i32>>> {
     let metadata = match consumer.fetch_metadata(Some(topic), deadline.left()) {
         Ok(metadata) => metadata,
-        Err(error) if is_missing(&error) => return Ok(Vec::new()),
+        Err(error) if is_missing(&error) => return Ok(Some(Vec::new())),
+        Err(error) if is_forbidden(&error) => return Ok(None),
         Err(error) => return Err(error),
     };
     let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else {
-        return Ok(Vec::new());
+        return Ok(Some(Vec::new()));
     };
     match found.error().map(|error| KafkaError::MetadataFetch(error.into())) {
-        Some(error) if is_missing(&error) => return Ok(Vec::new()),
+        Some(error) if is_missing(&error) => return Ok(Some(Vec::new())),
+        Some(error) if is_forbidden(&error) => return Ok(None),
         Some(error) => return Err(error),
         None => {}
     }
     let mut numbers: Vec<i32> = found.partitions().iter().map(MetadataPartition::id).collect();
     numbers.sort_unstable();
-    Ok(numbers)
+    Ok(Some(numbers))
+}
+
+fn is_forbidden(error: &KafkaError) -> bool {
+    error.rdkafka_error_code() == Some(Code::TopicAuthorizationFailed)
 }
 
 fn is_missing(error: &KafkaError) -> bool {

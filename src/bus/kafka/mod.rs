@@ -83,6 +83,11 @@ pub struct KafkaSource {
     incarnations: Mutex<HashMap<Partition, u64>>,
     /// When the incarnations were read last.
     incarnations_read: Mutex<Option<Instant>>,
+    /// Topics without the right to see them, and the error that says so.
+    forbidden: Mutex<Vec<String>>,
+    problem: Mutex<Option<BusError>>,
+    /// The open partitions that cannot be read.
+    failed: Mutex<Vec<(Partition, BusError)>>,
     /// When the lag could not be found out last.
     lag_failed: Mutex<Option<Instant>>,
 }
@@ -121,6 +126,9 @@ impl KafkaSource {
             logs: Mutex::default(),
             incarnations: Mutex::default(),
             incarnations_read: Mutex::default(),
+            forbidden: Mutex::default(),
+            problem: Mutex::default(),
+            failed: Mutex::default(),
             lag_failed: Mutex::default(),
         })
     }
@@ -208,7 +216,7 @@ impl KafkaSource {
 
     async fn all_logs(&self) -> Result<Vec<Log>, BusError> {
         let asker = self.asker().await?;
-        let partitions = asker.partitions(&self.settings.topics).await?;
+        let partitions = self.permitted(asker.partitions(&self.settings.topics).await?)?;
         let ends = asker.ends(&partitions).await?;
         let handled = match &self.settings.start_group {
             Some(group) => Some((group, self.handled(group, &partitions).await)),
@@ -232,6 +240,29 @@ impl KafkaSource {
         Ok(logs.collect())
     }
 
+    /// The partitions of the topics that may be seen. The others do not keep these from being read.
+    ///
+    /// # Errors
+    /// If none may be seen.
+    fn permitted(&self, found: Vec<Option<Vec<Partition>>>) -> Result<Vec<Partition>, BusError> {
+        let topics = self.settings.topics.iter().zip(&found);
+        let forbidden = topics.filter(|(_, found)| found.is_none());
+        let forbidden: Vec<String> = forbidden.map(|(topic, _)| topic.clone()).collect();
+        let all = forbidden.len() == found.len();
+        let problem = (!forbidden.is_empty()).then(|| {
+            let names = forbidden.join(", ");
+            self.refused(format!("no right to read these topics: {names}; permit Read on them"))
+        });
+        *lock(&self.forbidden) = forbidden;
+        match problem {
+            Some(problem) if all => Err(problem),
+            problem => {
+                *lock(&self.problem) = problem;
+                Ok(found.into_iter().flatten().flatten().collect())
+            }
+        }
+    }
+
     /// What the consumer group has handled where new pipelines start.
     async fn handled(&self, group: &str, partitions: &[Partition]) -> Result<Handled, BusError> {
         let found = self.client(&self.starter, group).await?.committed(partitions).await?;
@@ -241,6 +272,7 @@ impl KafkaSource {
     async fn start_reading(&self, from: &[Standing]) -> Result<Vec<Opened>, BusError> {
         *self.reading.lock().await = None;
         lock(&self.logs).clear();
+        lock(&self.failed).clear();
         let partitions: Vec<_> = from
             .iter()
             .map(|standing| {
@@ -349,6 +381,7 @@ impl KafkaSource {
         // Put back only if all went well: entries may be lost otherwise.
         let mut reading = slot.take().ok_or_else(|| self.refused("no log is open"))?;
         let batches = reading.fetch(max, wait).await?;
+        *lock(&self.failed) = reading.problems();
         *slot = Some(reading);
         drop(slot);
         // Clocks of producers may be ahead; a later time would say nothing.
@@ -400,7 +433,9 @@ impl Source for KafkaSource {
 
     fn topics(&self) -> Vec<Arc<str>> {
         let KafkaSettings { name, topics, .. } = &*self.settings;
-        topics.iter().map(|topic| format!("kafka:{name}/{topic}/").into()).collect()
+        let forbidden = lock(&self.forbidden);
+        let seen = topics.iter().filter(|topic| !forbidden.contains(topic));
+        seen.map(|topic| format!("kafka:{name}/{topic}/").into()).collect()
     }
 
     fn logs(&self) -> BoxFuture<'_, Result<Vec<Log>, BusError>> {

@@ -105,10 +105,16 @@ impl KafkaSource {
             })
             .collect::<Result<_, _>>()?;
         let nexts = self.nexts(&partitions).await;
-        let released = nexts.into_iter().zip(progress).map(|(end, progress)| {
+        let failed = lock(&self.failed).clone();
+        // Of the topics that are not read, the first log tells.
+        let mut forbidden = lock(&self.problem).clone();
+        let released = nexts.into_iter().zip(progress).zip(&partitions);
+        let released = released.map(|((end, progress), partition)| {
             let behind = |end: i64| end.saturating_sub(next(progress.read));
             let lag = end.map(|end| u64::try_from(behind(end)).unwrap_or(0));
-            Released { lag, deleted: 0, entries: None }
+            let failed = failed.iter().find(|(of, _)| of == partition);
+            let problem = failed.map(|(_, error)| error.clone()).or_else(|| forbidden.take());
+            Released { lag, deleted: 0, entries: None, problem }
         });
         Ok(released.collect())
     }

@@ -77,7 +77,7 @@ impl NatsSource {
             None => behind,
         };
         let deleted = self.trim(&open, &facts, progress).await?;
-        Ok(Released { lag: Some(lag), deleted, entries: None })
+        Ok(Released { lag: Some(lag), deleted, ..Released::default() })
     }
 
     /// Deletes what every shard has and what is old enough, if that is configured.

@@ -1,7 +1,9 @@
 //! What a session notes and tells the bus: once a second, at its start, and at its end.
 
 use tokio::time::Instant;
+use tracing::error;
 
+use super::super::BusError;
 use super::error::ReadError;
 use super::session::Session;
 use super::{KEEP, Reader};
@@ -38,7 +40,13 @@ impl Reader {
         } else {
             vec![None; session.logs.len()]
         };
-        self.release(session, &keeps).await?;
+        let problem = self.release(session, &keeps).await?;
+        self.watch.fails_partly(problem.as_ref());
+        if let Some(error) = problem
+            && let Some(suppressed) = self.partial.take()
+        {
+            error!(bus = self.bus(), %error, suppressed, "a part of the bus cannot be read");
+        }
         let read: Vec<_> = moved
             .iter()
             .map(|(place, _)| keys::read(self.link.prefix(), &session.logs[*place].name))
@@ -63,12 +71,13 @@ impl Reader {
         Ok(())
     }
 
-    /// Tells the bus how far its logs are copied, and shows how much is not read yet.
+    /// Tells the bus how far its logs are copied, and shows how much is not read yet. Returns why a part of
+    /// the bus cannot be read, if that is so.
     pub(super) async fn release(
         &self,
         session: &mut Session,
         keeps: &[Option<Offset>],
-    ) -> Result<(), ReadError> {
+    ) -> Result<Option<BusError>, ReadError> {
         let progress: Vec<_> =
             session.logs.iter().zip(keeps).map(|(log, keep)| log.progress(*keep)).collect();
         let released = self.source.release(&progress).await?;
@@ -76,7 +85,9 @@ impl Reader {
         if let Some(lag) = released.iter().map(|of| of.lag).sum() {
             self.watch.lags(lag);
         }
-        for (log, released) in session.logs.iter_mut().zip(&released) {
+        let mut problem = None;
+        for (log, released) in session.logs.iter_mut().zip(released) {
+            problem = problem.or(released.problem);
             if let Some(entries) = released.entries {
                 log.entries = entries;
                 if log.copied.0 == log.end {
@@ -90,6 +101,6 @@ impl Reader {
             }
             log.metrics.trimmed.increment(released.deleted);
         }
-        Ok(())
+        Ok(problem)
     }
 }

@@ -115,7 +115,7 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
         let (fanout, clock) = (Arc::clone(&fanout), Arc::clone(&clock));
         Growth { fanout, clock, wait }
     });
-    let watch = Watch { meter, clock: Arc::clone(&clock) };
+    let watch = Watch::new(meter, Arc::clone(&clock));
     let share = Share::new(Arc::clone(&source), Arc::clone(&link), growth, watch.clone());
     let mut reader = Reader {
         source,
@@ -130,6 +130,7 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
         patience: MISSING_FIRST,
         floors: Floors::new(),
         turns: OncePerMinute::default(),
+        partial: OncePerMinute::default(),
         outage: Outage::shared(),
     };
     tokio::select! {
@@ -166,6 +167,8 @@ struct Reader {
     floors: Floors,
     /// Limits the log line about shards that are far behind.
     turns: OncePerMinute,
+    /// Limits the log line about logs that cannot be read while others can.
+    partial: OncePerMinute,
     outage: Outage,
 }
 
