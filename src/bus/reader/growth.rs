@@ -9,7 +9,8 @@
 //! A partition also waits for those that were added before it and are not read yet.
 //!
 //! The notes are in a hash in Redis, so all processes agree, also after restarts. The partitions that
-//! are there when a topic is seen for the first time are read at once.
+//! are there when a topic is seen for the first time are read at once. A topic that has lost partitions was
+//! made anew with fewer of them: the notes of the others are removed, so that they are new if it grows again.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -57,7 +58,13 @@ impl Growth {
         logs: Vec<Log>,
     ) -> Result<Vec<Log>, BusError> {
         let key = keys::logs(link.prefix(), bus);
-        let states = states(link, &key).await?;
+        let mut states = states(link, &key).await?;
+        let gone = gone(&logs, &states);
+        if !gone.is_empty() {
+            info!(bus, ?gone, "a topic was made anew with fewer partitions");
+            forget(link, &key, &gone).await?;
+            states.retain(|log, _| !gone.contains(log));
+        }
         self.place_added(&logs, &states).await?;
         let now = millis(self.clock.now());
         let mut noted = Vec::new();
@@ -171,6 +178,17 @@ fn is_first(log: &Log, states: &HashMap<String, State>) -> bool {
     !states.keys().any(|known| topic(known) == topic(&log.name))
 }
 
+/// The logs that are known and gone, of topics that have others. A topic without any partition may only not
+/// be visible now.
+fn gone(logs: &[Log], states: &HashMap<String, State>) -> Vec<String> {
+    let is_there = |known: &str| logs.iter().any(|log| *log.name == *known);
+    let is_listed = |known: &str| logs.iter().any(|log| topic(&log.name) == topic(known));
+    let mut gone: Vec<String> =
+        states.keys().filter(|known| is_listed(known) && !is_there(known)).cloned().collect();
+    gone.sort_unstable();
+    gone
+}
+
 fn topic(log: &str) -> &str {
     log.rsplit_once('/').map_or(log, |(topic, _)| topic)
 }
@@ -203,5 +221,41 @@ async fn note(link: &Link, key: &str, noted: &[(&Log, State)]) -> Result<(), Red
     match link.command("HSET", command).await? {
         Value::ServerError(error) => Err(link.refused("HSET", &error)),
         _ => Ok(()),
+    }
+}
+
+async fn forget(link: &Link, key: &str, gone: &[String]) -> Result<(), RedisError> {
+    let mut command = redis::cmd("HDEL");
+    command.arg(key).arg(gone);
+    match link.command("HDEL", command).await? {
+        Value::ServerError(error) => Err(link.refused("HDEL", &error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_notes_of_partitions_are_removed_when_their_topic_has_fewer() {
+        let names = ["kafka:k/a/0", "kafka:k/a/1", "kafka:k/a/10", "kafka:k/b/0"];
+        let states: HashMap<_, _> = names.map(|name| (name.to_owned(), State::Open)).into();
+        let log = |name: &str| Log {
+            name: name.into(),
+            first: None,
+            last: Offset::default(),
+            start: NewStart::Own,
+        };
+        let of =
+            |names: &[&str]| gone(&names.iter().map(|name| log(name)).collect::<Vec<_>>(), &states);
+        assert_eq!(of(&names), [""; 0]);
+        assert_eq!(of(&["kafka:k/a/0", "kafka:k/b/0"]), ["kafka:k/a/1", "kafka:k/a/10"]);
+        assert_eq!(
+            of(&["kafka:k/a/0", "kafka:k/a/1", "kafka:k/a/10"]),
+            [""; 0],
+            "b is not visible"
+        );
+        assert_eq!(of(&[]), [""; 0]);
     }
 }
