@@ -14,7 +14,6 @@ use super::source::{Batch, Fetched, Log, Opened, Outgoing, Progress, Released, S
 use super::{BusError, Entry, EntryError, InvalidEntry, RAW_MAX, gap, publish};
 use crate::clock::{SharedClock, millis};
 use crate::event::Event;
-use crate::fanout::NewStart;
 use crate::id::Offset;
 use crate::redis::scripts::Trim;
 use crate::redis::{Link, RedisError, Reply, ReplyError, keys};
@@ -264,7 +263,7 @@ impl Source for RedisStream {
             let extent = self.extent().await?;
             self.reading().extent = extent;
             let Extent { first, last, .. } = extent;
-            Ok(vec![Log { name: Arc::clone(&self.name), first, last, start: NewStart::Own }])
+            Ok(vec![Log { name: Arc::clone(&self.name), first, last, ..Log::default() }])
         }
         .boxed()
     }

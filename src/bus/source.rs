@@ -16,7 +16,7 @@ use crate::id::Offset;
 
 /// A part of the bus with an order of its own: a stream of Redis or NATS, or a partition of a Kafka
 /// topic.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Log {
     /// Its name, unique among all logs of the environment. Positions are stored under it.
     pub name: Arc<str>,
@@ -27,6 +27,9 @@ pub struct Log {
     /// Where a pipeline that is new to the log starts: as it says, or behind the last entry that a
     /// consumer group has handled (`start = "group:NAME"`).
     pub start: NewStart,
+    /// The position before its first entry now, and before any entry that it ever had. Zero if the bus
+    /// cannot tell from there what is lost later.
+    pub before: (Offset, Offset),
 }
 
 /// From where a log is to be read.

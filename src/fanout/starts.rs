@@ -49,6 +49,8 @@ pub(crate) struct LogEnd {
     pub(crate) last: Offset,
     /// Where pipelines start that are new to it.
     pub(crate) start: NewStart,
+    /// The position before its first entry now, and before any entry that it ever had.
+    pub(crate) before: (Offset, Offset),
 }
 
 /// The positions of the shards of a pipeline in a log.
@@ -89,10 +91,10 @@ impl Starts {
             // Also needed for shards that do not answer, because they may have no position.
             let new = match &log.start {
                 NewStart::At(start) => Ok(*start),
-                NewStart::Own => Ok(if from_earliest { Offset::default() } else { end }),
+                NewStart::Own => Ok(if from_earliest { log.before.0 } else { end }),
                 NewStart::Unknown(cause) => Err(Arc::clone(cause)),
             };
-            let start = self.start(link, stream, queue.name(), new, end).await?;
+            let start = self.start(link, log, queue.name(), new).await?;
             let mut pipe = Pipeline::new();
             for (keys, position) in queue.shards().iter().zip(&found) {
                 if matches!(position, Position::Absent) {
@@ -147,15 +149,15 @@ impl Starts {
         Ok(())
     }
 
-    /// The start of `pipeline` on `stream`. Fixes it at `new` if it was not fixed before.
+    /// The start of `pipeline` on `log`. Fixes it at `new` if it was not fixed before.
     async fn start(
         &self,
         link: &Link,
-        stream: &str,
+        log: &LogEnd,
         pipeline: &PipelineName,
         new: Result<Offset, Arc<str>>,
-        end: Offset,
     ) -> Result<Offset, FanoutError> {
+        let (stream, end) = (&*log.name, log.last);
         let key = keys::starts(link.prefix(), stream);
         let place = (stream.to_owned(), pipeline.clone());
         let start = if let Some(fixed) = fixed(link, stream, pipeline).await? {
@@ -164,9 +166,7 @@ impl Starts {
             let before = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&place).copied();
             let topic = stream.rfind('/').map(|slash| &stream[..=slash]);
             let new = match topic {
-                Some(topic) if fixed(link, topic, pipeline).await?.is_some() => {
-                    Ok(Offset::default())
-                }
+                Some(topic) if fixed(link, topic, pipeline).await?.is_some() => Ok(log.before.1),
                 _ => new,
             };
             // Not a position ahead of a stream that was deleted and created again.
@@ -181,7 +181,7 @@ impl Starts {
             pipe.add_command(redis::Cmd::hget(&key, pipeline.as_str()));
             let mut values = link.run_checked("HSETNX", &pipe).await?;
             let fixed = offset(link, values.pop().unwrap_or(Value::Nil))?.unwrap_or(start);
-            if matches!(values.first(), Some(Value::Int(1))) && fixed > Offset::default() {
+            if matches!(values.first(), Some(Value::Int(1))) && fixed > log.before.0 {
                 info!(%pipeline, stream, start = %fixed,
                     "a new pipeline starts at this offset of the stream; to include earlier events, add another one with start = \"earliest\"");
             }

@@ -235,6 +235,7 @@ impl KafkaSource {
                 first: (ends.first < ends.next).then(|| offset(incarnation, ends.first + 1)),
                 last: offset(incarnation, ends.next),
                 start,
+                before: (offset(incarnation, ends.first), offset(incarnation, 0)),
             }
         });
         Ok(logs.collect())

@@ -129,15 +129,9 @@ mod tests {
 
     use super::*;
     use crate::bus::source::Log;
-    use crate::fanout::NewStart;
 
     fn standing(lowest: (u64, u64), highest: (u64, u64)) -> Standing {
-        let log = Log {
-            name: Arc::from("l"),
-            first: None,
-            last: Offset::default(),
-            start: NewStart::Own,
-        };
+        let log = Log { name: Arc::from("l"), ..Log::default() };
         let at = |(ms, seq)| Offset { ms, seq };
         Standing { log, lowest: at(lowest), highest: at(highest) }
     }
@@ -147,6 +141,7 @@ mod tests {
         let ends = |first, next| Ends { first, next };
         let cases = [
             ("nothing read", (0, 0), (0, 0), ends(5, 9), false, (1, 5, 0)),
+            ("nothing read, and five deleted since", (1, 0), (1, 0), ends(5, 9), false, (1, 5, 5)),
             ("in the middle", (1, 7), (1, 8), ends(5, 9), false, (1, 7, 0)),
             ("at the end", (1, 9), (1, 9), ends(5, 9), false, (1, 9, 0)),
             ("three deleted", (1, 2), (1, 2), ends(5, 9), false, (1, 5, 3)),

@@ -165,6 +165,7 @@ impl NatsSource {
             first: (facts.state.messages > 0).then(|| stream.offset(facts.first())),
             last: stream.reached(facts.state.last_seq),
             start,
+            before: (stream.reached(facts.first() - 1), stream.reached(facts.base() - 1)),
         }])
     }
 

@@ -168,9 +168,9 @@ pub(crate) async fn settled(
     Ok(logs.into_iter().filter(is_settled).collect())
 }
 
-/// A log in which all pipelines start at the first entry.
+/// A log in which all pipelines start at the first entry that it ever had: what was deleted since is lost.
 fn added(log: &Log) -> LogEnd {
-    LogEnd { start: NewStart::At(Offset::default()), ..end_of(log) }
+    LogEnd { start: NewStart::At(log.before.1), ..end_of(log) }
 }
 
 /// Whether no partition of its topic is known.
@@ -241,12 +241,7 @@ mod tests {
     fn the_notes_of_partitions_are_removed_when_their_topic_has_fewer() {
         let names = ["kafka:k/a/0", "kafka:k/a/1", "kafka:k/a/10", "kafka:k/b/0"];
         let states: HashMap<_, _> = names.map(|name| (name.to_owned(), State::Open)).into();
-        let log = |name: &str| Log {
-            name: name.into(),
-            first: None,
-            last: Offset::default(),
-            start: NewStart::Own,
-        };
+        let log = |name: &str| Log { name: name.into(), ..Log::default() };
         let of =
             |names: &[&str]| gone(&names.iter().map(|name| log(name)).collect::<Vec<_>>(), &states);
         assert_eq!(of(&names), [""; 0]);

@@ -452,5 +452,6 @@ impl Reader {
 
 /// The log for those who fix the starts of pipelines.
 pub(crate) fn end_of(log: &Log) -> LogEnd {
-    LogEnd { name: Arc::clone(&log.name), last: log.last, start: log.start.clone() }
+    let (name, start) = (Arc::clone(&log.name), log.start.clone());
+    LogEnd { name, last: log.last, start, before: log.before }
 }

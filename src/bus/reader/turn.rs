@@ -96,7 +96,6 @@ impl Turn {
 mod tests {
     use super::*;
     use crate::bus::source::{Log, Opened};
-    use crate::fanout::NewStart;
 
     fn at(ms: u64) -> Offset {
         Offset { ms, seq: 0 }
@@ -111,7 +110,7 @@ mod tests {
 
     fn read_up_to(ends: [u64; 2]) -> Vec<OpenLog> {
         let logs = ["x", "y"].into_iter().zip(ends).map(|(name, end)| {
-            let log = Log { name: name.into(), first: None, last: at(0), start: NewStart::Own };
+            let log = Log { name: name.into(), ..Log::default() };
             OpenLog::new(&log, Opened { at: at(end), entries: 0, lost: 0 }, at(end))
         });
         logs.collect()
