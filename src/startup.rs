@@ -187,10 +187,21 @@ impl Start {
                 for Starting { queue, from_earliest } in &self.pipelines {
                     let placing = self.starts.positions(queue, &log, *from_earliest).await;
                     let (name, log) = (queue.name(), &log.name);
-                    let what =
-                        format!("where pipeline {name} starts on stream {log:?} is not fixed yet");
                     // Shards that are unavailable now start there too after they recover.
-                    placing.map_err(pending(what))?;
+                    match placing.map_err(BusError::from) {
+                        Ok(_) => {}
+                        // As an outage of the bus. Its reader reports it too, and does not start.
+                        Err(error @ BusError::Refused { .. }) if began.elapsed() > BUS => {
+                            warn!(bus = bus.name(), %error,
+                                "this process starts without this bus: it cannot say where a new pipeline starts");
+                        }
+                        Err(error) => {
+                            let what = format!(
+                                "where pipeline {name} starts on stream {log:?} is not fixed yet"
+                            );
+                            return Err(Pending { what, cause: Some(error) });
+                        }
+                    }
                 }
             }
         }

@@ -9,8 +9,10 @@ use crate::metrics;
 use crate::redis::Link;
 use crate::telemetry::PerReason;
 
-/// Approximate number of unreadable entries that are kept.
+/// Approximate number of unreadable entries that are kept, and the maximum of bytes of each: one
+/// producer can write many, and they must not fill Redis. The bus has the whole entry.
 const MAX: usize = 10_000;
+const BYTES_MAX: usize = 4 * 1_024;
 /// When entries that are no events were last logged, by reason: each producer can write many.
 static INVALID: PerReason = PerReason::new();
 
@@ -38,7 +40,7 @@ pub(super) async fn put(
         let Err(invalid) = event else { continue };
         pipe.cmd("XADD").arg(&stream).arg("MAXLEN").arg("~").arg(MAX).arg("*");
         pipe.arg("stream").arg(log).arg("offset").arg(offset.to_string());
-        pipe.arg("reason").arg(invalid.error.to_string()).arg("entry").arg(&invalid.raw);
+        pipe.arg("reason").arg(invalid.error.to_string()).arg("entry").arg(kept(&invalid.raw));
     }
     link.run_lasting("XADD", &pipe).await?;
     for Entry { offset, event } in invalid() {
@@ -51,4 +53,21 @@ pub(super) async fn put(
         }
     }
     Ok(())
+}
+
+/// The part of a text that is kept.
+fn kept(text: &[u8]) -> &[u8] {
+    &text[..text.len().min(BYTES_MAX)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_long_entry_its_beginning_is_kept() {
+        assert_eq!(kept(b"short"), b"short");
+        let long = [vec![b'a'; BYTES_MAX], vec![b'b'; 100]].concat();
+        assert_eq!(kept(&long), vec![b'a'; BYTES_MAX]);
+    }
 }

@@ -1,6 +1,7 @@
 //! Why a bus gave no valid answer.
 
 use crate::breaker::Away;
+use crate::fanout::FanoutError;
 use crate::id::Offset;
 use crate::redis::RedisError;
 
@@ -64,6 +65,24 @@ pub enum BusError {
         /// The error of the client.
         cause: String,
     },
+}
+
+/// Why the positions in the logs cannot be read.
+impl From<FanoutError> for BusError {
+    fn from(error: FanoutError) -> Self {
+        match error {
+            FanoutError::Store(error) => Self::Redis(error),
+            error => {
+                let log = match &error {
+                    FanoutError::NoStart { log, .. } | FanoutError::Moved { log, .. } => {
+                        log.clone()
+                    }
+                    _ => "the bus".to_owned(),
+                };
+                Self::Refused { bus: log, cause: error.to_string() }
+            }
+        }
+    }
 }
 
 impl Away for BusError {

@@ -203,19 +203,20 @@ impl RedisStream {
     async fn lag(&self, progress: &Progress) -> Result<Released, RedisError> {
         let idle = self.reading().lag_at == Some(progress.read);
         if idle {
-            return Ok(Released { lag: self.reading().lag, ..Released::default() });
+            return Ok(Released { lag: Some(self.reading().lag), ..Released::default() });
         }
         let extent = self.extent().await?;
         let mut reading = self.reading();
         if extent.last == progress.read {
             // Entries that were deleted before they were read count as read too.
             (reading.lag_at, reading.lag) = (Some(progress.read), 0);
-            return Ok(Released { entries: Some(extent.added), ..Released::default() });
+            let entries = Some(extent.added);
+            return Ok(Released { entries, lag: Some(0), ..Released::default() });
         }
         // More entries are available: check again even if none is read until then.
         reading.lag_at = None;
         reading.lag = extent.added.saturating_sub(progress.entries.0);
-        Ok(Released { lag: reading.lag, ..Released::default() })
+        Ok(Released { lag: Some(reading.lag), ..Released::default() })
     }
 
     /// Deletes entries that are older than the retention and before `keep`.
@@ -262,7 +263,7 @@ impl Source for RedisStream {
             let extent = self.extent().await?;
             self.reading().extent = extent;
             let Extent { first, last, .. } = extent;
-            Ok(vec![Log { name: Arc::clone(&self.name), first, last, start: None }])
+            Ok(vec![Log { name: Arc::clone(&self.name), first, last, ..Log::default() }])
         }
         .boxed()
     }

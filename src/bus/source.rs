@@ -11,11 +11,12 @@ use serde::Deserialize;
 
 use super::BusError;
 use crate::event::entry::Entry;
+use crate::fanout::NewStart;
 use crate::id::Offset;
 
 /// A part of the bus with an order of its own: a stream of Redis or NATS, or a partition of a Kafka
 /// topic.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Log {
     /// Its name, unique among all logs of the environment. Positions are stored under it.
     pub name: Arc<str>,
@@ -23,9 +24,12 @@ pub struct Log {
     pub first: Option<Offset>,
     /// The last offset ever assigned, even if that entry is deleted. Zero if there was none.
     pub last: Offset,
-    /// Where a pipeline that is new to the log starts, if not at the end: behind the last entry that
-    /// a consumer group has handled (`start = "group:NAME"`).
-    pub start: Option<Offset>,
+    /// Where a pipeline that is new to the log starts: as it says, or behind the last entry that a
+    /// consumer group has handled (`start = "group:NAME"`).
+    pub start: NewStart,
+    /// The position before its first entry now, and before any entry that it ever had. Zero if the bus
+    /// cannot tell from there what is lost later.
+    pub before: (Offset, Offset),
 }
 
 /// From where a log is to be read.
@@ -68,14 +72,16 @@ pub struct Progress {
 }
 
 /// The state of a log after [`Source::release`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Released {
     /// Number of entries ever added up to [`Progress::read`], if it is known better now.
     pub entries: Option<u64>,
-    /// Number of entries that are not read yet; 0 once everything is read.
-    pub lag: u64,
+    /// Number of entries that are not read yet; 0 once everything is read. `None`: not known now.
+    pub lag: Option<u64>,
     /// Number of entries that were deleted by this call.
     pub deleted: u64,
+    /// Why it, or what belongs to its source, is not read, while the others are.
+    pub problem: Option<BusError>,
 }
 
 /// Consecutive entries of a log.
@@ -153,8 +159,9 @@ pub trait Source: Debug + Send + Sync + 'static {
     /// `kafka:NAME` with the name of the source in the configuration.
     fn name(&self) -> &str;
 
-    /// The logs of the configuration, also those that do not exist yet. With partitions: what the names of
-    /// the logs of each topic begin with, up to the slash.
+    /// The logs of the configuration, also those that do not exist yet, without those that the last
+    /// [`Self::logs`] had no right to see. With partitions: what the names of the logs of each topic begin
+    /// with, up to the slash.
     fn topics(&self) -> Vec<Arc<str>>;
 
     /// Whether it deletes entries on another server than those with the positions. A server that has
@@ -194,7 +201,8 @@ pub trait Source: Debug + Send + Sync + 'static {
     /// acknowledge or commit. The answers are in the order of `progress`.
     ///
     /// # Errors
-    /// If the bus does not answer or refuses. Nothing is lost by it.
+    /// If the log must be opened again. That the bus does not answer is no error: reading would tell that,
+    /// and the next call repeats what was not done. Nothing is lost by an error.
     fn release<'a>(
         &'a self,
         progress: &'a [Progress],

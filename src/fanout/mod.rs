@@ -18,6 +18,7 @@ pub(crate) mod unmatched;
 
 use self::copy::Copying;
 pub use self::positions::Positions;
+pub use self::starts::NewStart;
 use self::starts::{LogEnd, Starts};
 use self::unmatched::{Found, Unmatched};
 use std::collections::{HashMap, HashSet};
@@ -114,6 +115,16 @@ pub enum FanoutError {
         stands: Offset,
         /// The expected position.
         thought: Offset,
+    },
+    /// The bus cannot say where a pipeline starts that is new to a log.
+    #[error("it is not known where the new pipeline {pipeline:?} starts in {log}: {cause}")]
+    NoStart {
+        /// The pipeline.
+        pipeline: String,
+        /// The log.
+        log: String,
+        /// Why not, and what to do.
+        cause: Arc<str>,
     },
     /// Some shards have been missing for a while: it is time to check whether they are available
     /// again.
@@ -260,8 +271,8 @@ impl Fanout {
     /// start as its position, see [`Starts`]. Shards on an unavailable server are missing.
     ///
     /// # Errors
-    /// If Redis answers for no shard, or refuses.
-    pub(crate) async fn positions(&self, logs: &[LogEnd]) -> Result<Positions, RedisError> {
+    /// If Redis answers for no shard, or refuses, or if a start is not known.
+    pub(crate) async fn positions(&self, logs: &[LogEnd]) -> Result<Positions, FanoutError> {
         let of_route = async |route: &Route| {
             let mut standing = Vec::with_capacity(logs.len());
             for logs in logs.chunks(LOGS_AT_ONCE) {
@@ -274,7 +285,7 @@ impl Fanout {
             // A shard whose position in one of the logs is not known is missing.
             let of = |shard: usize| standing.iter().map(|log| log.shards[shard]).collect();
             let positions: Vec<Option<Box<[Offset]>>> = (0..shards).map(of).collect();
-            Ok::<_, RedisError>((positions, standing.into_iter().find_map(|log| log.unavailable)))
+            Ok::<_, FanoutError>((positions, standing.into_iter().find_map(|log| log.unavailable)))
         };
         let found = try_join_all(self.routes.iter().map(of_route)).await?;
         let (pipelines, away): (Vec<_>, Vec<_>) = found.into_iter().unzip();
@@ -282,7 +293,7 @@ impl Fanout {
         let names = logs.iter().map(|log| Arc::clone(&log.name)).collect();
         let positions = Positions::new(names, pipelines);
         match away {
-            Some(error) if positions.lowest(0).is_none() => Err(error),
+            Some(error) if positions.lowest(0).is_none() => Err(error.into()),
             _ => Ok(positions),
         }
     }

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use redis::{Pipeline, Value};
 use tracing::info;
 
+use super::FanoutError;
 use crate::id::{Offset, PipelineName};
 use crate::queue::Queue;
 use crate::redis::{Link, RedisError, Reply, keys};
@@ -27,6 +28,18 @@ use crate::redis::{Link, RedisError, Reply, keys};
 #[derive(Debug, Default)]
 pub(crate) struct Starts(Mutex<HashMap<(String, PipelineName), Offset>>);
 
+/// Where pipelines start that are new to a log.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum NewStart {
+    /// As each of them says.
+    #[default]
+    Own,
+    /// All of them here.
+    At(Offset),
+    /// It cannot be found out. Pipelines that have started are not concerned.
+    Unknown(Arc<str>),
+}
+
 /// A log of the bus, and where pipelines that are new to it start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LogEnd {
@@ -34,8 +47,10 @@ pub(crate) struct LogEnd {
     pub(crate) name: Arc<str>,
     /// Its last offset.
     pub(crate) last: Offset,
-    /// Where all pipelines start that are new to it; `None`: as each of them says.
-    pub(crate) start: Option<Offset>,
+    /// Where pipelines start that are new to it.
+    pub(crate) start: NewStart,
+    /// The position before its first entry now, and before any entry that it ever had.
+    pub(crate) before: (Offset, Offset),
 }
 
 /// The positions of the shards of a pipeline in a log.
@@ -59,7 +74,8 @@ impl Starts {
     ///
     /// # Errors
     /// If the start of the pipeline can neither be read nor written, or if Redis refuses for a
-    /// reason other than being unavailable. The call can be repeated.
+    /// reason other than being unavailable. [`FanoutError::NoStart`] if the pipeline is new, and the bus
+    /// cannot say where it starts. The call can be repeated.
     ///
     /// # Cancel safety
     /// A fixed start stays fixed.
@@ -68,14 +84,17 @@ impl Starts {
         queue: &Queue,
         log: &LogEnd,
         from_earliest: bool,
-    ) -> Result<Standing, RedisError> {
+    ) -> Result<Standing, FanoutError> {
         let (link, stream, end) = (queue.link(), &*log.name, log.last);
         let mut found = look(queue, stream).await?;
         if found.iter().any(|position| !matches!(position, Position::At(_))) {
             // Also needed for shards that do not answer, because they may have no position.
-            let start = if from_earliest { Offset::default() } else { end };
-            let start = log.start.unwrap_or(start);
-            let start = self.start(link, stream, queue.name(), start, end).await?;
+            let new = match &log.start {
+                NewStart::At(start) => Ok(*start),
+                NewStart::Own => Ok(if from_earliest { log.before.0 } else { end }),
+                NewStart::Unknown(cause) => Err(Arc::clone(cause)),
+            };
+            let start = self.start(link, log, queue.name(), new).await?;
             let mut pipe = Pipeline::new();
             for (keys, position) in queue.shards().iter().zip(&found) {
                 if matches!(position, Position::Absent) {
@@ -130,15 +149,15 @@ impl Starts {
         Ok(())
     }
 
-    /// The start of `pipeline` on `stream`. Fixes it at `new` if it was not fixed before.
+    /// The start of `pipeline` on `log`. Fixes it at `new` if it was not fixed before.
     async fn start(
         &self,
         link: &Link,
-        stream: &str,
+        log: &LogEnd,
         pipeline: &PipelineName,
-        new: Offset,
-        end: Offset,
-    ) -> Result<Offset, RedisError> {
+        new: Result<Offset, Arc<str>>,
+    ) -> Result<Offset, FanoutError> {
+        let (stream, end) = (&*log.name, log.last);
         let key = keys::starts(link.prefix(), stream);
         let place = (stream.to_owned(), pipeline.clone());
         let start = if let Some(fixed) = fixed(link, stream, pipeline).await? {
@@ -147,17 +166,22 @@ impl Starts {
             let before = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&place).copied();
             let topic = stream.rfind('/').map(|slash| &stream[..=slash]);
             let new = match topic {
-                Some(topic) if fixed(link, topic, pipeline).await?.is_some() => Offset::default(),
+                Some(topic) if fixed(link, topic, pipeline).await?.is_some() => Ok(log.before.1),
                 _ => new,
             };
             // Not a position ahead of a stream that was deleted and created again.
-            let start = before.filter(|before| *before <= end).unwrap_or(new);
+            let before = before.filter(|before| *before <= end).map(Ok);
+            let start = before.unwrap_or(new).map_err(|cause| FanoutError::NoStart {
+                pipeline: pipeline.to_string(),
+                log: stream.to_owned(),
+                cause,
+            })?;
             let mut pipe = Pipeline::new();
             pipe.cmd("HSETNX").arg(&key).arg(pipeline.as_str()).arg(start.to_string());
             pipe.add_command(redis::Cmd::hget(&key, pipeline.as_str()));
             let mut values = link.run_checked("HSETNX", &pipe).await?;
             let fixed = offset(link, values.pop().unwrap_or(Value::Nil))?.unwrap_or(start);
-            if matches!(values.first(), Some(Value::Int(1))) && fixed > Offset::default() {
+            if matches!(values.first(), Some(Value::Int(1))) && fixed > log.before.0 {
                 info!(%pipeline, stream, start = %fixed,
                     "a new pipeline starts at this offset of the stream; to include earlier events, add another one with start = \"earliest\"");
             }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use futures_util::future::try_join_all;
 use rdkafka::Offset as KafkaOffset;
 use rdkafka::TopicPartitionList;
 use rdkafka::config::ClientConfig;
@@ -13,6 +14,7 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::context::Context;
 use super::position::{Committed, Ends};
+use super::releasing::Mark;
 use super::settings::KafkaSettings;
 use super::{Partition, error};
 use crate::bus::BusError;
@@ -43,6 +45,15 @@ impl Shared {
 
     pub(super) fn consumer(&self) -> Option<&Arc<Consumer>> {
         self.consumer.as_ref()
+    }
+
+    /// Fetches no more of a partition.
+    pub(super) fn pause(&self, partition: &Partition) {
+        let list = list(std::slice::from_ref(partition), KafkaOffset::Invalid);
+        // Otherwise its queue fills, up to its bound.
+        if let (Some(consumer), Ok(list)) = (&self.consumer, list) {
+            let _ = consumer.pause(&list);
+        }
     }
 
     /// Serves the events of the library in a thread, until the client is dropped.
@@ -108,23 +119,23 @@ impl Asker {
         }
     }
 
-    /// The partitions of these topics, in order. A topic that does not exist has none.
-    pub(super) async fn partitions(&self, topics: &[String]) -> Result<Vec<Partition>, BusError> {
-        let topics = topics.to_vec();
-        self.ask(move |consumer, deadline| {
-            let mut partitions = Vec::new();
-            for topic in &topics {
-                let name: Arc<str> = Arc::from(topic.as_str());
-                let numbers = numbers(consumer, topic, deadline)?;
-                partitions.extend(
-                    numbers
-                        .into_iter()
-                        .map(|number| Partition { topic: Arc::clone(&name), number }),
-                );
-            }
-            Ok(partitions)
-        })
-        .await
+    /// The partitions of each of these topics, in order; `None`: the right to see it is missing. A topic
+    /// that does not exist has none. All topics are asked for concurrently, so that many of them fit into
+    /// the time of one answer.
+    pub(super) async fn partitions(
+        &self,
+        topics: &[String],
+    ) -> Result<Vec<Option<Vec<Partition>>>, BusError> {
+        try_join_all(topics.iter().map(|topic| self.partitions_of(topic))).await
+    }
+
+    async fn partitions_of(&self, topic: &str) -> Result<Option<Vec<Partition>>, BusError> {
+        let name: Arc<str> = Arc::from(topic);
+        let asked = Arc::clone(&name);
+        let numbers =
+            self.ask(move |consumer, deadline| numbers(consumer, &asked, deadline)).await?;
+        let of = |number| Partition { topic: Arc::clone(&name), number };
+        Ok(numbers.map(|numbers| numbers.into_iter().map(of).collect()))
     }
 
     /// The extents of these partitions, in order.
@@ -143,19 +154,24 @@ impl Asker {
         .await
     }
 
-    /// The offsets of the next entries of these partitions, in order.
-    pub(super) async fn nexts(&self, partitions: &[Partition]) -> Result<Vec<i64>, BusError> {
+    /// The offsets of the next entries of these partitions, in order; `None`: its broker gives no answer.
+    pub(super) async fn nexts(
+        &self,
+        partitions: &[Partition],
+    ) -> Result<Vec<Option<i64>>, BusError> {
         if partitions.is_empty() {
             return Ok(Vec::new());
         }
         let partitions = partitions.to_vec();
         self.ask(move |consumer, deadline| {
-            offsets(consumer, &partitions, KafkaOffset::End, deadline)
+            let found = list(&partitions, KafkaOffset::End)?;
+            let found = consumer.offsets_for_times(found, deadline.left())?;
+            Ok(partitions.iter().map(|partition| found_offset(&found, partition).ok()).collect())
         })
         .await
     }
 
-    /// What the group has committed for these partitions, in order.
+    /// What the group has committed for these partitions, in order; `None`: nothing.
     pub(super) async fn committed(
         &self,
         partitions: &[Partition],
@@ -168,11 +184,13 @@ impl Asker {
             let asked = list(&partitions, KafkaOffset::Invalid)?;
             let found = consumer.committed_offsets(asked, deadline.left())?;
             let committed = |partition: &Partition| {
-                let element = found.find_partition(&partition.topic, partition.number)?;
-                element.error().ok()?;
-                Committed::read(element.offset(), element.metadata())
+                let element = found.find_partition(&partition.topic, partition.number);
+                let element = element.ok_or(KafkaError::OffsetFetch(Code::UnknownPartition))?;
+                // Not the same as nothing: a start or an incarnation must not be taken from it.
+                element.error()?;
+                Ok(Committed::read(element.offset(), element.metadata()))
             };
-            Ok(partitions.iter().map(committed).collect())
+            partitions.iter().map(committed).collect()
         })
         .await
     }
@@ -196,15 +214,12 @@ impl Asker {
         .await
     }
 
-    /// Commits without waiting: (partition, next entry, metadata).
-    pub(super) async fn commit(
-        &self,
-        marks: Vec<(Partition, i64, String)>,
-    ) -> Result<(), BusError> {
+    /// Commits without waiting.
+    pub(super) async fn commit(&self, marks: Vec<Mark>) -> Result<(), BusError> {
         self.ask(move |consumer, _| {
             let mut list = TopicPartitionList::with_capacity(marks.len());
-            for (Partition { topic, number }, next, metadata) in &marks {
-                let mut element = list.add_partition(topic, *number);
+            for Mark { partition, next, metadata } in &marks {
+                let mut element = list.add_partition(&partition.topic, partition.number);
                 element.set_offset(KafkaOffset::Offset(*next))?;
                 element.set_metadata(metadata.as_str());
             }
@@ -225,28 +240,34 @@ impl Deadline {
     }
 }
 
-/// The numbers of the partitions of a topic; none if it does not exist.
+/// The numbers of the partitions of a topic; none if it does not exist. `None`: there is no right to see it.
 pub(super) fn numbers(
     consumer: &Consumer,
     topic: &str,
     deadline: Deadline,
-) -> KafkaResult<Vec<i32>> {
+) -> KafkaResult<Option<Vec<i32>>> {
     let metadata = match consumer.fetch_metadata(Some(topic), deadline.left()) {
         Ok(metadata) => metadata,
-        Err(error) if is_missing(&error) => return Ok(Vec::new()),
+        Err(error) if is_missing(&error) => return Ok(Some(Vec::new())),
+        Err(error) if is_forbidden(&error) => return Ok(None),
         Err(error) => return Err(error),
     };
     let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else {
-        return Ok(Vec::new());
+        return Ok(Some(Vec::new()));
     };
     match found.error().map(|error| KafkaError::MetadataFetch(error.into())) {
-        Some(error) if is_missing(&error) => return Ok(Vec::new()),
+        Some(error) if is_missing(&error) => return Ok(Some(Vec::new())),
+        Some(error) if is_forbidden(&error) => return Ok(None),
         Some(error) => return Err(error),
         None => {}
     }
     let mut numbers: Vec<i32> = found.partitions().iter().map(MetadataPartition::id).collect();
     numbers.sort_unstable();
-    Ok(numbers)
+    Ok(Some(numbers))
+}
+
+fn is_forbidden(error: &KafkaError) -> bool {
+    error.rdkafka_error_code() == Some(Code::TopicAuthorizationFailed)
 }
 
 fn is_missing(error: &KafkaError) -> bool {
@@ -271,14 +292,15 @@ fn offsets(
     deadline: Deadline,
 ) -> KafkaResult<Vec<i64>> {
     let found = consumer.offsets_for_times(list(partitions, which)?, deadline.left())?;
-    let offset = |partition: &Partition| {
-        let missing = KafkaError::OffsetFetch(Code::UnknownPartition);
-        let element = found.find_partition(&partition.topic, partition.number).ok_or(missing)?;
-        element.error()?;
-        match element.offset() {
-            KafkaOffset::Offset(offset) => Ok(offset),
-            _ => Err(KafkaError::OffsetFetch(Code::NoOffset)),
-        }
-    };
-    partitions.iter().map(offset).collect()
+    partitions.iter().map(|partition| found_offset(&found, partition)).collect()
+}
+
+fn found_offset(found: &TopicPartitionList, partition: &Partition) -> KafkaResult<i64> {
+    let missing = KafkaError::OffsetFetch(Code::UnknownPartition);
+    let element = found.find_partition(&partition.topic, partition.number).ok_or(missing)?;
+    element.error()?;
+    match element.offset() {
+        KafkaOffset::Offset(offset) => Ok(offset),
+        _ => Err(KafkaError::OffsetFetch(Code::NoOffset)),
+    }
 }

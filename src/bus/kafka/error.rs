@@ -56,6 +56,25 @@ pub(super) fn of_call(context: &Context, error: &KafkaError) -> BusError {
     }
 }
 
+/// Codes that mean that the client cannot read the next entries.
+const UNREADABLE: [Code; 8] = [
+    Code::BadMessage,
+    Code::BadCompression,
+    Code::NotImplemented,
+    Code::InvalidMessage,
+    Code::InvalidMessageSize,
+    Code::MessageSizeTooLarge,
+    Code::UnsupportedCompressionType,
+    Code::Underflow,
+];
+
+/// Whether an error of reading a partition says nothing of other partitions, and reading it again does not
+/// help.
+pub(super) fn is_of_one(error: &KafkaError) -> bool {
+    let is_of_one = |code| UNREADABLE.contains(&code) || code == Code::TopicAuthorizationFailed;
+    error.rdkafka_error_code().is_some_and(is_of_one)
+}
+
 /// The error of reading one partition, behind `after`.
 pub(super) fn of_partition(
     context: &Context,
@@ -73,16 +92,10 @@ pub(super) fn of_partition(
             | Code::UnknownPartition
             | Code::UnknownTopic,
         ) => BusError::Moved { log, after, cause },
-        Some(
-            Code::BadMessage
-            | Code::BadCompression
-            | Code::NotImplemented
-            | Code::InvalidMessage
-            | Code::InvalidMessageSize
-            | Code::MessageSizeTooLarge
-            | Code::UnsupportedCompressionType
-            | Code::Underflow,
-        ) => BusError::Unreadable { log, after, cause },
+        Some(code) if UNREADABLE.contains(&code) => BusError::Unreadable { log, after, cause },
+        Some(Code::TopicAuthorizationFailed) => {
+            BusError::Refused { bus: context.bus().to_owned(), cause: format!("{log}: {cause}") }
+        }
         _ => of_call(context, error),
     }
 }

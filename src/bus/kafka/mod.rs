@@ -16,10 +16,12 @@
 mod asker;
 mod context;
 mod error;
+mod handled;
 mod position;
 mod publish;
 mod raw;
 mod reading;
+mod releasing;
 mod settings;
 mod survey;
 
@@ -30,11 +32,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tracing::{debug, error, warn};
 
 use self::asker::Asker;
-use self::position::{Committed, Ends, FIRST, Start, is_shorter, next, offset, start};
+use self::handled::Handled;
+use self::position::{Committed, Ends, FIRST, Start, is_shorter, newest_ms, offset, start};
 use self::publish::Publisher;
 use self::raw::Raw;
 use self::reading::Reading;
@@ -43,12 +46,17 @@ pub use self::survey::{KafkaSample, KafkaSurvey, KafkaTopic};
 use super::BusError;
 use super::source::{Fetched, Log, Opened, Outgoing, Progress, Released, Source, Standing};
 use crate::clock::{Clock as _, SystemClock, millis};
+use crate::fanout::NewStart;
 use crate::id::Offset;
+use crate::telemetry::PerReason;
 
 /// Interval of reading the incarnations that other processes have committed.
 const INCARNATIONS_EVERY: Duration = Duration::from_secs(30);
-/// Offsets are committed again after this time even if they stay: brokers forget them after days.
-const COMMIT_AGAIN: Duration = Duration::from_secs(3_600);
+/// Maximum wait for what was committed before, when reading starts. Mostly it is not needed.
+const COMMITTED_WITHIN: Duration = Duration::from_secs(2);
+
+/// When it was last logged what is not possible.
+static FAILED: PerReason = PerReason::new();
 
 /// A partition of a topic.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -75,14 +83,22 @@ pub struct KafkaSource {
     incarnations: Mutex<HashMap<Partition, u64>>,
     /// When the incarnations were read last.
     incarnations_read: Mutex<Option<Instant>>,
+    /// Topics without the right to see them, and the error that says so.
+    forbidden: Mutex<Vec<String>>,
+    problem: Mutex<Option<BusError>>,
+    /// The open partitions that cannot be read.
+    failed: Mutex<Vec<(Partition, BusError)>>,
+    /// When the lag could not be found out last.
+    lag_failed: Mutex<Option<Instant>>,
 }
 
 struct OpenLog {
     name: Arc<str>,
     partition: Partition,
     incarnation: u64,
-    /// The time of the newest entry read, ms since 1970, at most now; 0: not known.
-    newest_ms: u64,
+    /// No entry that was read is newer than this, ms since 1970, at most now; 0: not known. `None`: what was
+    /// committed before could not be read, and must not be overwritten.
+    newest_ms: Option<u64>,
     /// What was committed last, and when.
     committed: Option<(i64, Instant)>,
 }
@@ -110,6 +126,10 @@ impl KafkaSource {
             logs: Mutex::default(),
             incarnations: Mutex::default(),
             incarnations_read: Mutex::default(),
+            forbidden: Mutex::default(),
+            problem: Mutex::default(),
+            failed: Mutex::default(),
+            lag_failed: Mutex::default(),
         })
     }
 
@@ -154,13 +174,17 @@ impl KafkaSource {
     }
 
     /// Another process may have found that a topic was made anew.
-    async fn read_incarnations(&self, asker: &Asker, partitions: &[Partition]) {
-        {
-            let mut read = lock(&self.incarnations_read);
-            if read.is_some_and(|read| read.elapsed() < INCARNATIONS_EVERY) {
-                return;
-            }
-            *read = Some(Instant::now());
+    ///
+    /// # Errors
+    /// If that is not known: a pipeline that is new to the topic would start before its first record.
+    async fn read_incarnations(
+        &self,
+        asker: &Asker,
+        partitions: &[Partition],
+    ) -> Result<(), BusError> {
+        let read = *lock(&self.incarnations_read);
+        if partitions.is_empty() || read.is_some_and(|read| read.elapsed() < INCARNATIONS_EVERY) {
+            return Ok(());
         }
         match asker.committed(partitions).await {
             Ok(found) => {
@@ -172,37 +196,84 @@ impl KafkaSource {
                     }
                 }
             }
-            // They matter only for topics that were made anew.
-            Err(error) => {
+            Err(error) if error.is_passing() && read.is_none() => return Err(error),
+            // The next listing asks again.
+            Err(error) if error.is_passing() => {
                 debug!(source = self.settings.name, %error, "cannot read committed offsets");
+                return Ok(());
+            }
+            // Without the right, what is read tells it too.
+            Err(error) => {
+                if let Some(suppressed) = FAILED.take("committed") {
+                    warn!(source = self.settings.name, %error, suppressed,
+                        "cannot read committed offsets: permit Read and Describe on the group, or a new pipeline may get old records of a topic that was made anew");
+                }
             }
         }
+        *lock(&self.incarnations_read) = Some(Instant::now());
+        Ok(())
     }
 
     async fn all_logs(&self) -> Result<Vec<Log>, BusError> {
         let asker = self.asker().await?;
-        let partitions = asker.partitions(&self.settings.topics).await?;
+        let partitions = self.permitted(asker.partitions(&self.settings.topics).await?)?;
         let ends = asker.ends(&partitions).await?;
-        let starts = match &self.settings.start_group {
-            Some(group) => self.client(&self.starter, group).await?.committed(&partitions).await?,
-            None => vec![None; partitions.len()],
+        let handled = match &self.settings.start_group {
+            Some(group) => Some((group, self.handled(group, &partitions).await)),
+            None => None,
         };
-        self.read_incarnations(&asker, &partitions).await;
-        let logs = partitions.iter().zip(ends).zip(starts).map(|((partition, ends), start)| {
+        self.read_incarnations(&asker, &partitions).await?;
+        let logs = partitions.iter().zip(ends).map(|(partition, ends)| {
             let incarnation = self.incarnation(partition);
+            let start = match &handled {
+                Some((group, Ok(handled))) => handled.start(group, partition, incarnation, ends),
+                Some((_, Err(error))) => NewStart::Unknown(error.to_string().into()),
+                None => NewStart::Own,
+            };
             Log {
                 name: self.log_name(partition),
                 first: (ends.first < ends.next).then(|| offset(incarnation, ends.first + 1)),
                 last: offset(incarnation, ends.next),
-                start: start.map(|start| offset(incarnation, start.next)),
+                start,
+                before: (offset(incarnation, ends.first), offset(incarnation, 0)),
             }
         });
         Ok(logs.collect())
     }
 
+    /// The partitions of the topics that may be seen. The others do not keep these from being read.
+    ///
+    /// # Errors
+    /// If none may be seen.
+    fn permitted(&self, found: Vec<Option<Vec<Partition>>>) -> Result<Vec<Partition>, BusError> {
+        let topics = self.settings.topics.iter().zip(&found);
+        let forbidden = topics.filter(|(_, found)| found.is_none());
+        let forbidden: Vec<String> = forbidden.map(|(topic, _)| topic.clone()).collect();
+        let all = forbidden.len() == found.len();
+        let problem = (!forbidden.is_empty()).then(|| {
+            let names = forbidden.join(", ");
+            self.refused(format!("no right to read these topics: {names}; permit Read on them"))
+        });
+        *lock(&self.forbidden) = forbidden;
+        match problem {
+            Some(problem) if all => Err(problem),
+            problem => {
+                *lock(&self.problem) = problem;
+                Ok(found.into_iter().flatten().flatten().collect())
+            }
+        }
+    }
+
+    /// What the consumer group has handled where new pipelines start.
+    async fn handled(&self, group: &str, partitions: &[Partition]) -> Result<Handled, BusError> {
+        let found = self.client(&self.starter, group).await?.committed(partitions).await?;
+        Ok(Handled::new(partitions, found))
+    }
+
     async fn start_reading(&self, from: &[Standing]) -> Result<Vec<Opened>, BusError> {
         *self.reading.lock().await = None;
         lock(&self.logs).clear();
+        lock(&self.failed).clear();
         let partitions: Vec<_> = from
             .iter()
             .map(|standing| {
@@ -212,10 +283,16 @@ impl KafkaSource {
             .collect::<Result<_, _>>()?;
         let asker = self.asker().await?;
         let ends = asker.ends(&partitions).await?;
+        let asked = timeout(COMMITTED_WITHIN, asker.committed(&partitions)).await;
+        let committed = asked.unwrap_or_else(|_| {
+            Err(BusError::Unknown { bus: self.settings.bus(), cause: "no answer in time".into() })
+        });
         let mut starts = Vec::with_capacity(from.len());
         let mut logs = Vec::with_capacity(from.len());
-        for ((standing, partition), ends) in from.iter().zip(&partitions).zip(ends) {
-            let start = self.start(&asker, standing, partition, ends).await?;
+        for (place, (standing, ends)) in from.iter().zip(ends).enumerate() {
+            let partition = &partitions[place];
+            let committed = committed.as_ref().map(|committed| committed[place]);
+            let start = self.start(&asker, standing, (partition, ends), committed).await?;
             let name = Arc::clone(&standing.log.name);
             if start.incarnation > FIRST {
                 lock(&self.incarnations).insert(partition.clone(), start.incarnation);
@@ -224,7 +301,7 @@ impl KafkaSource {
                 name: Arc::clone(&name),
                 partition: partition.clone(),
                 incarnation: start.incarnation,
-                newest_ms: 0,
+                newest_ms: committed.ok().map(|before| newest_ms(before, start.incarnation)),
                 committed: None,
             });
             starts.push((partition.clone(), name, start));
@@ -251,11 +328,12 @@ impl KafkaSource {
         &self,
         asker: &Asker,
         standing: &Standing,
-        partition: &Partition,
-        ends: Ends,
+        (partition, ends): (&Partition, Ends),
+        committed: Result<Option<Committed>, &BusError>,
     ) -> Result<Start, BusError> {
         let shorter = is_shorter(standing, ends);
-        let truncated = shorter && self.is_truncated(asker, standing, partition, ends).await?;
+        let truncated =
+            shorter && self.is_truncated(asker, standing, (partition, ends), committed).await?;
         let start = start(standing, ends, truncated);
         let (log, highest) = (&standing.log.name, standing.highest);
         if truncated {
@@ -277,12 +355,12 @@ impl KafkaSource {
         &self,
         asker: &Asker,
         standing: &Standing,
-        partition: &Partition,
-        ends: Ends,
+        (partition, ends): (&Partition, Ends),
+        committed: Result<Option<Committed>, &BusError>,
     ) -> Result<bool, BusError> {
-        let committed = match asker.committed(std::slice::from_ref(partition)).await {
-            Ok(committed) => committed.into_iter().next().flatten(),
-            Err(error) if error.is_passing() => return Err(error),
+        let committed = match committed {
+            Ok(committed) => committed,
+            Err(error) if error.is_passing() => return Err(error.clone()),
             Err(error) => {
                 warn!(log = %standing.log.name, %error, "cannot read committed offsets");
                 None
@@ -304,6 +382,7 @@ impl KafkaSource {
         // Put back only if all went well: entries may be lost otherwise.
         let mut reading = slot.take().ok_or_else(|| self.refused("no log is open"))?;
         let batches = reading.fetch(max, wait).await?;
+        *lock(&self.failed) = reading.problems();
         *slot = Some(reading);
         drop(slot);
         // Clocks of producers may be ahead; a later time would say nothing.
@@ -311,57 +390,14 @@ impl KafkaSource {
         let mut logs = lock(&self.logs);
         for batch in &batches {
             if let Some(log) = logs.get_mut(batch.log) {
-                log.newest_ms = log.newest_ms.max(batch.newest_ms.min(now));
+                let newest = batch.newest_ms.min(now);
+                if newest > 0 {
+                    log.newest_ms = Some(log.newest_ms.unwrap_or(0).max(newest));
+                }
             }
         }
         drop(logs);
         Ok(Box::new(Raw { batches, settings: Arc::clone(&self.settings) }))
-    }
-
-    /// What is to be committed: (partition, next entry, metadata).
-    fn marks(&self, progress: &[Progress]) -> Vec<(Partition, i64, String)> {
-        let mut logs = lock(&self.logs);
-        let mut marks = Vec::new();
-        for Progress { log, copied, keep, .. } in progress {
-            let Some(keep) = keep else { continue };
-            let Some(log) = logs.iter_mut().find(|open| open.name == *log) else { continue };
-            // The entry at `keep` is still needed, and is one before Kafka's number of it.
-            let until = (*copied).min(Offset { ms: keep.ms, seq: keep.seq.saturating_sub(1) });
-            if until.ms != log.incarnation {
-                continue;
-            }
-            let until = next(until);
-            let due = log.committed.is_none_or(|(committed, since)| {
-                committed != until || since.elapsed() >= COMMIT_AGAIN
-            });
-            if due {
-                log.committed = Some((until, Instant::now()));
-                let metadata = Committed::metadata(log.incarnation, log.newest_ms);
-                marks.push((log.partition.clone(), until, metadata));
-            }
-        }
-        marks
-    }
-
-    async fn progress(&self, progress: &[Progress]) -> Result<Vec<Released>, BusError> {
-        let asker = self.asker().await?;
-        let marks = self.marks(progress);
-        if !marks.is_empty() {
-            asker.commit(marks).await?;
-        }
-        let partitions: Vec<_> = progress
-            .iter()
-            .map(|progress| {
-                let log = &progress.log;
-                self.partition(log).ok_or_else(|| self.refused(format!("{log} is no log of it")))
-            })
-            .collect::<Result<_, _>>()?;
-        let nexts = asker.nexts(&partitions).await?;
-        let released = nexts.into_iter().zip(progress).map(|(end, progress)| {
-            let lag = u64::try_from(end.saturating_sub(next(progress.read))).unwrap_or(0);
-            Released { lag, deleted: 0, entries: None }
-        });
-        Ok(released.collect())
     }
 
     async fn publisher(&self) -> Result<Arc<Publisher>, BusError> {
@@ -398,7 +434,9 @@ impl Source for KafkaSource {
 
     fn topics(&self) -> Vec<Arc<str>> {
         let KafkaSettings { name, topics, .. } = &*self.settings;
-        topics.iter().map(|topic| format!("kafka:{name}/{topic}/").into()).collect()
+        let forbidden = lock(&self.forbidden);
+        let seen = topics.iter().filter(|topic| !forbidden.contains(topic));
+        seen.map(|topic| format!("kafka:{name}/{topic}/").into()).collect()
     }
 
     fn logs(&self) -> BoxFuture<'_, Result<Vec<Log>, BusError>> {

@@ -62,6 +62,14 @@ impl Committed {
     }
 }
 
+/// No entry of this incarnation that was read is newer than this, as far as what was committed tells;
+/// 0: not known. Entries that were read later may be: then the partition counts as made anew, and its
+/// entries are read again.
+pub(super) fn newest_ms(committed: Option<Committed>, incarnation: u64) -> u64 {
+    let same = committed.filter(|committed| committed.incarnation == incarnation);
+    same.map_or(0, |committed| committed.newest_ms)
+}
+
 /// Where reading of a partition starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Start {
@@ -123,7 +131,7 @@ mod tests {
     use crate::bus::source::Log;
 
     fn standing(lowest: (u64, u64), highest: (u64, u64)) -> Standing {
-        let log = Log { name: Arc::from("l"), first: None, last: Offset::default(), start: None };
+        let log = Log { name: Arc::from("l"), ..Log::default() };
         let at = |(ms, seq)| Offset { ms, seq };
         Standing { log, lowest: at(lowest), highest: at(highest) }
     }
@@ -133,6 +141,7 @@ mod tests {
         let ends = |first, next| Ends { first, next };
         let cases = [
             ("nothing read", (0, 0), (0, 0), ends(5, 9), false, (1, 5, 0)),
+            ("nothing read, and five deleted since", (1, 0), (1, 0), ends(5, 9), false, (1, 5, 5)),
             ("in the middle", (1, 7), (1, 8), ends(5, 9), false, (1, 7, 0)),
             ("at the end", (1, 9), (1, 9), ends(5, 9), false, (1, 9, 0)),
             ("three deleted", (1, 2), (1, 2), ends(5, 9), false, (1, 5, 3)),
@@ -150,6 +159,13 @@ mod tests {
             let found = start(&standing(lowest, highest), ends, truncated);
             assert_eq!(found, Start { incarnation, next, lost }, "{name}");
         }
+    }
+
+    #[test]
+    fn the_time_of_the_newest_entry_survives_a_session_of_the_same_incarnation() {
+        let committed = Committed { next: 9, incarnation: 2, newest_ms: 17 };
+        assert_eq!(newest_ms(Some(committed), 2), 17);
+        assert_eq!([newest_ms(Some(committed), 3), newest_ms(None, 1)], [0, 0]);
     }
 
     #[test]

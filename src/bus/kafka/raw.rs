@@ -10,7 +10,7 @@ use rdkafka::message::{BorrowedHeaders, BorrowedMessage, Headers as _};
 use super::Partition;
 use super::position::offset;
 use super::settings::KafkaSettings;
-use crate::bus::record::{Binding, Decoded, Place, RawRecord, decode};
+use crate::bus::record::{Binding, Decoded, HEADERS_MAX, Place, RawRecord, decode};
 use crate::bus::source::{Batch, Fetched};
 use crate::bus::{BusError, Entry, EntryError, InvalidEntry};
 use crate::id::Offset;
@@ -44,8 +44,29 @@ struct Record {
     value: Option<usize>,
     /// The end of its headers in [`RawBatch::headers`].
     headers: usize,
-    /// Whether all headers could be read.
-    readable: bool,
+    /// Why it is no event, if its headers show that.
+    wrong: Option<Wrong>,
+}
+
+/// What is wrong with the headers of a record.
+#[derive(Debug, Clone, Copy)]
+enum Wrong {
+    /// There are so many.
+    Count(usize),
+    /// The name of this one, from 1, is not UTF-8.
+    Name(usize),
+}
+
+impl Wrong {
+    fn error(self) -> EntryError {
+        match self {
+            Self::Count(count) => EntryError::Headers { count, max: HEADERS_MAX },
+            Self::Name(at) => {
+                let (name, why) = (format!("header {at}"), "its name is not UTF-8".to_owned());
+                EntryError::Header { name, why }
+            }
+        }
+    }
 }
 
 impl RawBatch {
@@ -63,7 +84,8 @@ impl RawBatch {
         }
     }
 
-    /// Adds a record; returns its size in bytes.
+    /// Adds a record; returns its size in bytes. Leaves out headers if there are too many: a megabyte can
+    /// hold hundreds of thousands of them.
     pub(super) fn push(&mut self, message: &BorrowedMessage<'_>) -> usize {
         let start = self.bytes.len();
         let bytes = &mut self.bytes;
@@ -73,12 +95,14 @@ impl RawBatch {
         };
         let key = message.key().map(&mut push);
         let value = message.payload().map(&mut push);
-        let mut readable = true;
-        for at in 0..message.headers().map_or(0, BorrowedHeaders::count) {
+        let (count, before) =
+            (message.headers().map_or(0, BorrowedHeaders::count), self.headers.len());
+        let mut wrong = (count > HEADERS_MAX).then_some(Wrong::Count(count));
+        for at in 0..if wrong.is_none() { count } else { 0 } {
             // The binding panics if a name is not UTF-8, and a producer can write any bytes.
             let header = catch_unwind(AssertUnwindSafe(|| message.headers()?.try_get(at)));
             let Ok(header) = header else {
-                readable = false;
+                wrong = Some(Wrong::Name(at + 1));
                 break;
             };
             if let Some(header) = header {
@@ -89,10 +113,10 @@ impl RawBatch {
         let headers = self.headers.len();
         let time = message.timestamp().to_millis().and_then(|ms| u64::try_from(ms).ok());
         let (offset, time_ms) = (message.offset(), time.unwrap_or(0));
-        self.records.push(Record { offset, time_ms, key, value, headers, readable });
+        self.records.push(Record { offset, time_ms, key, value, headers, wrong });
         self.added_ms = time_ms;
         self.newest_ms = self.newest_ms.max(time_ms);
-        self.bytes.len() - start
+        self.bytes.len() - start + (headers - before) * size_of::<(usize, usize)>()
     }
 
     /// Number of records without a key.
@@ -141,7 +165,11 @@ fn decoded(raw: &RawBatch, settings: &KafkaSettings) -> Batch {
             headers.push((std::str::from_utf8(name).unwrap_or_default(), part(*value)));
         }
         header_at = record.headers;
-        let event = if record.readable {
+        let event = if let Some(wrong) = record.wrong {
+            let value = value.unwrap_or_default();
+            let raw = value[..value.len().min(RAW_MAX_BYTES)].to_vec();
+            Err(InvalidEntry { error: wrong.error(), raw })
+        } else {
             let partition = Some(raw.partition.number);
             let place = u64::try_from(record.offset).unwrap_or(0);
             let place = Place { log: topic, partition, offset: place };
@@ -155,12 +183,6 @@ fn decoded(raw: &RawBatch, settings: &KafkaSettings) -> Batch {
                     continue;
                 }
             }
-        } else {
-            let value = value.unwrap_or_default();
-            let why = "its name is not UTF-8".to_owned();
-            let name = format!("header {}", headers.len() + 1);
-            let raw = value[..value.len().min(RAW_MAX_BYTES)].to_vec();
-            Err(InvalidEntry { error: EntryError::Header { name, why }, raw })
         };
         entries.push(Entry { offset: offset(raw.incarnation, record.offset + 1), event });
     }

@@ -22,10 +22,13 @@ use super::settings::KafkaSettings;
 use super::{Partition, error};
 use crate::bus::BusError;
 
-/// Maximum size of what one fetch returns, in bytes; one entry more may be in it.
+/// Maximum size in memory of what one fetch returns, in bytes; one entry more may be in it.
 const FETCH_MAX_BYTES: usize = 8 * 1_024 * 1_024;
 /// Maximum number of entries that are taken from the queues before other tasks run.
 const BETWEEN_YIELDS: usize = 256;
+/// A partition that failed is left alone for this time. Then reading starts again, behind what an operator
+/// has passed over meanwhile.
+const FAILED_FOR: Duration = Duration::from_secs(15);
 /// Maximum number of entries that one partition gives before the next has its turn.
 const TURN: usize = 64;
 
@@ -47,6 +50,9 @@ struct Part {
     incarnation: u64,
     /// The offset of the next entry. Entries before it are returned.
     next: i64,
+    /// Why it cannot be read, and since when. It gives nothing more: the client would go on behind what it
+    /// could not read.
+    failed: Option<(BusError, Instant)>,
 }
 
 impl Reading {
@@ -77,11 +83,29 @@ impl Reading {
             added.map_err(|error| refused(&error))?;
             let (incarnation, next) = (start.incarnation, start.next);
             let (partition, name) = (partition.clone(), Arc::clone(name));
-            parts.push(Part { queue, partition, name, incarnation, next });
+            parts.push(Part { queue, partition, name, incarnation, next, failed: None });
         }
         consumer.assign(&assigned).map_err(|error| refused(&error))?;
         shared.serve()?;
         Ok(Self { parts: Some(parts), shared, ready, turn: 0, failed: None })
+    }
+
+    /// The partitions that cannot be read while the others are.
+    pub(super) fn problems(&self) -> Vec<(Partition, BusError)> {
+        let failed = |part: &Part| Some((part.partition.clone(), part.failed.as_ref()?.0.clone()));
+        self.parts.iter().flatten().filter_map(failed).collect()
+    }
+
+    /// The error of a partition, if none is left to read, or if it is time to try it again.
+    fn failed(&self) -> Option<BusError> {
+        let parts = self.parts.as_deref().unwrap_or_default();
+        let mut failed = parts.iter().filter_map(|part| part.failed.as_ref());
+        let (error, _) = if parts.iter().all(|part| part.failed.is_some()) {
+            failed.next()?
+        } else {
+            failed.find(|(_, since)| since.elapsed() >= FAILED_FOR)?
+        };
+        Some(error.clone())
     }
 
     /// The next entries, at most `max`; waits up to `wait` for the first one.
@@ -95,7 +119,7 @@ impl Reading {
     ) -> Result<Vec<RawBatch>, BusError> {
         let until = Instant::now() + wait;
         loop {
-            if let Some(failed) = self.failed.take() {
+            if let Some(failed) = self.failed.take().or_else(|| self.failed()) {
                 return Err(failed);
             }
             let batches = self.sweep(max).await;
@@ -103,7 +127,7 @@ impl Reading {
                 self.shared.context.answered();
                 return Ok(batches);
             }
-            if self.failed.is_some() {
+            if self.failed.is_some() || self.failed().is_some() {
                 continue;
             }
             let waited = tokio::time::timeout_at(until, self.ready.notified()).await;
@@ -137,7 +161,8 @@ impl Reading {
             self.turn = at + 1;
             let part = &mut parts[at];
             let mut given = 0;
-            while given < TURN.min(max - taken) {
+            while part.failed.is_none() && given < TURN.min(max - taken) && bytes < FETCH_MAX_BYTES
+            {
                 let polled = part.queue.poll(Duration::ZERO);
                 let Some(polled) = polled else { break };
                 let end = match &polled {
@@ -163,7 +188,13 @@ impl Reading {
                     Err(cause) => {
                         let after = offset(part.incarnation, part.next);
                         let context = &self.shared.context;
-                        self.failed = Some(error::of_partition(context, &cause, &part.name, after));
+                        let failed = error::of_partition(context, &cause, &part.name, after);
+                        if error::is_of_one(&cause) {
+                            self.shared.pause(&part.partition);
+                            part.failed = Some((failed, Instant::now()));
+                            break;
+                        }
+                        self.failed = Some(failed);
                         return batches;
                     }
                 };

@@ -8,6 +8,7 @@ use rdkafka::consumer::Consumer as _;
 
 use super::asker::ANSWER_WITHIN;
 use super::context::Context;
+use super::handled::missing;
 use super::position::Start;
 use super::raw::Raw;
 use super::reading::Reading;
@@ -63,6 +64,8 @@ pub struct KafkaTopic {
     pub sample: KafkaSample,
     /// Why they cannot be read, if so.
     pub read_error: Option<String>,
+    /// Why new pipelines cannot start where a consumer group is (`start = "group:NAME"`), if so.
+    pub start_error: Option<String>,
 }
 
 /// What some records are.
@@ -116,6 +119,13 @@ impl KafkaSource {
             let partitions = partitions_of(topic);
             if let Err(error) = asker.committed(&partitions).await {
                 group_error = Some(error.to_string());
+            }
+            if let Some(group) = &self.settings.start_group {
+                topic.start_error = match self.handled(group, &partitions).await {
+                    Ok(handled) if handled.reads(&topic.name) => None,
+                    Ok(_) => Some(missing(group, &topic.name)),
+                    Err(error) => Some(error.to_string()),
+                };
             }
             match self.sample(&partitions).await {
                 Ok(sample) => topic.sample = sample,

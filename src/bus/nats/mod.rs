@@ -13,6 +13,7 @@ mod reading;
 mod received;
 mod releasing;
 mod settings;
+mod singly;
 mod survey;
 mod tls;
 
@@ -23,8 +24,6 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use serde::Deserialize;
-use serde_json::json;
 use tokio::time::Instant;
 use tracing::error;
 
@@ -32,17 +31,17 @@ use self::facts::Facts;
 use self::incarnation::Incarnations;
 use self::link::{Connected, Link};
 use self::reading::Reading;
-use self::received::{Messages, Received, Stored};
+use self::received::{Messages, Received};
 pub use self::settings::{NatsLogin, NatsSettings};
+use self::singly::Breaks;
 pub use self::survey::{NatsStream, NatsSurvey};
 use super::BusError;
 use super::source::{Fetched, Log, Opened, Outgoing, Progress, Released, Source, Standing};
 use crate::clock::SharedClock;
+use crate::fanout::NewStart;
 use crate::id::Offset;
 use crate::metrics::BusMetrics;
 
-/// A message that breaks the connection this many times is read in another way.
-const BREAKS: u32 = 2;
 /// The last sequence counts as delivered if the server has no more to deliver after this time.
 const SETTLED: Duration = Duration::from_secs(1);
 
@@ -60,8 +59,9 @@ pub struct NatsSource {
     open: Mutex<Option<Arc<Open>>>,
     known: Mutex<Known>,
     breaks: Mutex<Breaks>,
-    /// When it was last trimmed.
+    /// When it was last trimmed, and when the lag could not be found out last.
     trimmed: Mutex<Option<Instant>>,
+    lag_failed: Mutex<Option<Instant>>,
 }
 
 struct Clock(SharedClock);
@@ -104,13 +104,6 @@ struct Read {
     time_ns: u64,
 }
 
-/// How often the connection broke at the next message.
-#[derive(Debug, Default)]
-struct Breaks {
-    after: Offset,
-    count: u32,
-}
-
 impl NatsSource {
     /// The stream of these settings. Connects when it is first used.
     #[must_use]
@@ -127,6 +120,7 @@ impl NatsSource {
             known: Mutex::default(),
             breaks: Mutex::default(),
             trimmed: Mutex::default(),
+            lag_failed: Mutex::default(),
         }
     }
 
@@ -163,14 +157,15 @@ impl NatsSource {
         let connected = self.link.connected().await?;
         let Some((facts, stream)) = self.look(&connected).await? else { return Ok(Vec::new()) };
         let start = match &self.link.settings.group {
-            Some(group) => Some(self.handled(&connected, &stream, group).await?),
-            None => None,
+            Some(group) => NewStart::At(self.handled(&connected, &stream, group).await?),
+            None => NewStart::Own,
         };
         Ok(vec![Log {
             name: Arc::clone(&self.log),
             first: (facts.state.messages > 0).then(|| stream.offset(facts.first())),
             last: stream.reached(facts.state.last_seq),
             start,
+            before: (stream.reached(facts.first() - 1), stream.reached(facts.base() - 1)),
         }])
     }
 
@@ -203,15 +198,7 @@ impl NatsSource {
         let open = open.ok_or_else(|| self.link.unknown("the log is not open"))?;
         let before = reading.at;
         let at = reading.stream.reached(before);
-        if lock(&self.breaks).is_stuck(at)
-            && let Some(received) = self.read_one(&reading).await?
-        {
-            *lock(&self.breaks) = Breaks::default();
-            self.close().await;
-            let (connected, stream, behind) = (reading.connected, reading.stream, received.seq);
-            let again = Reading::begin(connected, &self.link, stream, behind).await?;
-            let messages = self.messages(&again.stream, vec![received], behind);
-            self.now_reads(again);
+        if let Some(messages) = self.read_singly(&reading, max).await? {
             return Ok(messages);
         }
         let last = *lock(&open.last);
@@ -224,8 +211,7 @@ impl NatsSource {
         if let Some(last) = pulled.received.last() {
             self.check_gaps(&reading, before, &pulled.received).await?;
             open.fetched.store(last.seq, Ordering::Relaxed);
-            let (created, seq, time_ns) = (reading.stream.created(), last.seq, last.time_ns);
-            lock(&self.known).read = Some(Read { created, seq, time_ns });
+            self.has_read(&reading.stream, last);
         }
         let mut end = reading.at;
         // Messages of other subjects, and deleted ones, are passed over.
@@ -236,10 +222,16 @@ impl NatsSource {
             end = end.max(last);
         }
         let messages = self.messages(&reading.stream, pulled.received, end);
+        let messages = Messages { is_all: pulled.is_all, ..messages };
         if !pulled.ended {
             *lock(&self.reading) = Some(reading);
         }
         Ok(messages)
+    }
+
+    fn has_read(&self, stream: &Incarnations, last: &Received) {
+        let (created, seq, time_ns) = (stream.created(), last.seq, last.time_ns);
+        lock(&self.known).read = Some(Read { created, seq, time_ns });
     }
 
     fn now_reads(&self, reading: Reading) {
@@ -256,33 +248,7 @@ impl NatsSource {
 
     fn messages(&self, stream: &Arc<Incarnations>, received: Vec<Received>, end: u64) -> Messages {
         let settings = Arc::clone(&self.link.settings);
-        Messages { stream: Arc::clone(stream), settings, received, end }
-    }
-
-    /// Reads the next message by a call of the API. Its answer can be read even if the client cannot
-    /// parse the headers of the message.
-    async fn read_one(&self, reading: &Reading) -> Result<Option<Received>, BusError> {
-        #[derive(Deserialize)]
-        struct Answer {
-            message: Stored,
-        }
-        let every = [">".to_owned()];
-        let subjects = match self.link.settings.subjects.as_slice() {
-            [] => &every,
-            subjects => subjects,
-        };
-        let name = format!("STREAM.MSG.GET.{}", self.link.settings.stream);
-        let mut next: Option<Received> = None;
-        for subject in subjects {
-            let body = json!({ "seq": reading.at + 1, "next_by_subj": subject });
-            // Without such a message, or without the right, the consumer goes on.
-            let Ok(answer) = reading.connected.ask::<Answer>(&name, &body).await? else { continue };
-            let found = Received::stored(answer.message);
-            if next.as_ref().is_none_or(|next| found.seq < next.seq) {
-                next = Some(found);
-            }
-        }
-        Ok(next)
+        Messages { stream: Arc::clone(stream), settings, received, end, is_all: false }
     }
 
     /// Reports messages that the stream deleted before they were read, because it reached a limit.
@@ -374,17 +340,6 @@ impl Source for NatsSource {
         events: &'a [Outgoing<'a>],
     ) -> BoxFuture<'a, Result<Vec<Offset>, BusError>> {
         self.add(events).boxed()
-    }
-}
-
-impl Breaks {
-    fn broke(&mut self, after: Offset) {
-        self.count = if self.after == after { self.count + 1 } else { 1 };
-        self.after = after;
-    }
-
-    fn is_stuck(&self, after: Offset) -> bool {
-        self.after == after && self.count >= BREAKS
     }
 }
 

@@ -23,8 +23,9 @@ use crate::bus::BusError;
 
 /// The server deletes a consumer after this time without a pull.
 const INACTIVE: Duration = Duration::from_secs(30);
-/// Maximum size of one batch. One message of any size is read even so.
-const BATCH_BYTES_MAX: usize = 32 << 20;
+/// Maximum size of one batch. One message of any size is read even so. Headers of a few bytes take many
+/// times their size in the memory of the client.
+pub(super) const BATCH_BYTES_MAX: usize = 8 << 20;
 /// What the names of consumers begin with, for operators.
 const PREFIX: &str = "fairlane-";
 

@@ -69,6 +69,22 @@ impl Received {
         Self { seq, time_ns, body: Body::Stored(Box::new(stored)) }
     }
 
+    /// Whether the client can parse its headers, as far as known.
+    pub(super) fn is_parsable(&self) -> bool {
+        match &self.body {
+            Body::Parsed(_) => true,
+            Body::Stored(stored) => is_parsable(&STANDARD.decode(&stored.hdrs).unwrap_or_default()),
+        }
+    }
+
+    /// Its size in bytes, about.
+    pub(super) fn len(&self) -> usize {
+        match &self.body {
+            Body::Parsed(message) => message.length,
+            Body::Stored(stored) => stored.hdrs.len() + stored.data.len(),
+        }
+    }
+
     fn event(&self, settings: &NatsSettings) -> Option<Result<Event, InvalidEntry>> {
         match &self.body {
             Body::Parsed(message) => {
@@ -122,6 +138,18 @@ fn headers(map: &HeaderMap) -> Vec<(&str, &[u8])> {
     map.iter().flat_map(each).collect()
 }
 
+/// As the client does, which takes more in some details.
+fn is_parsable(header: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(header) else { return false };
+    let mut lines = text.lines();
+    let is_name = |name: &str| name.parse::<async_nats::HeaderName>().is_ok();
+    let is_field = |line: &str| {
+        let name = line.split_once(':').map(|(name, _)| name);
+        line.is_empty() || line.starts_with(char::is_whitespace) || name.is_some_and(is_name)
+    };
+    lines.next().is_none_or(|version| version.trim_end() == "NATS/1.0") && lines.all(is_field)
+}
+
 /// The headers that can be read. Others may be among them, see [`Stored`].
 fn lines(header: &[u8]) -> Vec<(&str, &[u8])> {
     let pair = |line| {
@@ -160,11 +188,17 @@ pub(super) struct Messages {
     pub(super) received: Vec<Received>,
     /// The last sequence up to which there are no others.
     pub(super) end: u64,
+    /// Whether the server said that there are no others now.
+    pub(super) is_all: bool,
 }
 
 impl Fetched for Messages {
     fn len(&self) -> usize {
         self.received.len()
+    }
+
+    fn is_all(&self) -> bool {
+        self.is_all
     }
 
     fn decode(self: Box<Self>) -> Result<Vec<Batch>, BusError> {
@@ -199,6 +233,21 @@ mod tests {
             ["", "$JS.ACK.", "$JS.ACK.S.c1.1.x.7.1.5", "_INBOX.a.b", "$JS.ACK.S.c1.1.12.7.1"]
         {
             assert_eq!(Delivery::parse(reply), None, "{reply}");
+        }
+    }
+
+    #[test]
+    fn headers_that_the_client_cannot_parse_are_known() {
+        for good in [&b""[..], b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\na: 1\r\n  2\r\nb:\r\n\r\n"] {
+            assert!(is_parsable(good), "{}", good.escape_ascii());
+        }
+        for bad in [
+            &b"NATS/1.0\r\na: \xff\r\n\r\n"[..],
+            b"NATS/1.0\r\nno colon\r\n\r\n",
+            b"NATS/1.0 x\r\na: b\r\n\r\n",
+            b"HTTP/1.1\r\n\r\n",
+        ] {
+            assert!(!is_parsable(bad), "{}", bad.escape_ascii());
         }
     }
 

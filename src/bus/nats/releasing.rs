@@ -17,23 +17,48 @@ use crate::telemetry::PerReason;
 
 /// Interval of deletions.
 const TRIM_EVERY: Duration = Duration::from_secs(5);
-/// When it was last logged that the server refused to delete.
+/// After a question without an answer, the lag is asked for again after this time: reading waits for it.
+const LAG_AGAIN: Duration = Duration::from_secs(15);
+/// When it was last logged that the server refused to delete, or did not tell the lag.
 static REFUSED: PerReason = PerReason::new();
 
 impl NatsSource {
     pub(super) async fn progress(&self, of: &[Progress]) -> Result<Vec<Released>, BusError> {
         let Some(progress) = of.first() else { return Ok(Vec::new()) };
+        if lock(&self.lag_failed).is_some_and(|failed| failed.elapsed() < LAG_AGAIN) {
+            return Ok(vec![Released::default()]);
+        }
+        match self.look_back(progress).await {
+            Ok(released) => Ok(vec![released]),
+            // Reading goes on, and would tell if the connection is broken.
+            Err(error @ (BusError::Connect { .. } | BusError::Unknown { .. })) => {
+                *lock(&self.lag_failed) = Some(Instant::now());
+                if let Some(suppressed) = REFUSED.take("lag") {
+                    warn!(stream = &*self.log, %error, suppressed, "the lag is not known now");
+                }
+                Ok(vec![Released::default()])
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn look_back(&self, progress: &Progress) -> Result<Released, BusError> {
         let open = lock(&self.open).clone();
         let open = open.ok_or_else(|| self.link.unknown("the log is not open"))?;
         let seen = Instant::now();
         let facts = Facts::of(&open.connected, &self.link).await?;
-        let facts = facts.ok_or_else(|| self.link.unknown(missing(&self.link)))?;
+        let moved = |cause: String| BusError::Moved {
+            log: self.log.to_string(),
+            after: progress.read,
+            cause,
+        };
+        let facts = facts.ok_or_else(|| moved(missing(&self.link)))?;
         if facts.created() != open.stream.created() {
-            return Err(self.link.unknown("the stream was made anew"));
+            return Err(moved("the stream was made anew".to_owned()));
         }
         let last = facts.state.last_seq;
         if last < open.fetched.load(std::sync::atomic::Ordering::Relaxed) {
-            return Err(self.link.unknown("the stream lost its last messages"));
+            return Err(moved("the stream lost its last messages".to_owned()));
         }
         if facts.config.num_replicas <= 1 && facts.config.mirror.is_none() {
             // The oldest one counts until a pull has shown that there is nothing before it.
@@ -52,7 +77,7 @@ impl NatsSource {
             None => behind,
         };
         let deleted = self.trim(&open, &facts, progress).await?;
-        Ok(vec![Released { lag, deleted, entries: None }])
+        Ok(Released { lag: Some(lag), deleted, ..Released::default() })
     }
 
     /// Deletes what every shard has and what is old enough, if that is configured.

@@ -1,8 +1,9 @@
 //! What a session notes and tells the bus: once a second, at its start, and at its end.
 
 use tokio::time::Instant;
+use tracing::error;
 
-use super::super::source::Released;
+use super::super::BusError;
 use super::error::ReadError;
 use super::session::Session;
 use super::{KEEP, Reader};
@@ -39,7 +40,13 @@ impl Reader {
         } else {
             vec![None; session.logs.len()]
         };
-        let released = self.release(session, &keeps).await?;
+        let problem = self.release(session, &keeps).await?;
+        self.watch.fails_partly(problem.as_ref());
+        if let Some(error) = problem
+            && let Some(suppressed) = self.partial.take()
+        {
+            error!(bus = self.bus(), %error, suppressed, "a part of the bus cannot be read");
+        }
         let read: Vec<_> = moved
             .iter()
             .map(|(place, _)| keys::read(self.link.prefix(), &session.logs[*place].name))
@@ -51,7 +58,7 @@ impl Reader {
                 key,
                 offset,
                 entries: session.logs[place].copied.1,
-                lag: released[place].lag,
+                lag: session.logs[place].lag,
             })
             .collect();
         for note in self.link.call_all(&notes).await? {
@@ -64,27 +71,36 @@ impl Reader {
         Ok(())
     }
 
-    /// Tells the bus how far its logs are copied, and shows how much is not read yet.
+    /// Tells the bus how far its logs are copied, and shows how much is not read yet. Returns why a part of
+    /// the bus cannot be read, if that is so.
     pub(super) async fn release(
         &self,
         session: &mut Session,
         keeps: &[Option<Offset>],
-    ) -> Result<Vec<Released>, ReadError> {
+    ) -> Result<Option<BusError>, ReadError> {
         let progress: Vec<_> =
             session.logs.iter().zip(keeps).map(|(log, keep)| log.progress(*keep)).collect();
         let released = self.source.release(&progress).await?;
-        self.watch.lags(released.iter().map(|of| of.lag).sum());
-        for (log, released) in session.logs.iter_mut().zip(&released) {
+        // While it is not known, the last one is shown.
+        if let Some(lag) = released.iter().map(|of| of.lag).sum() {
+            self.watch.lags(lag);
+        }
+        let mut problem = None;
+        for (log, released) in session.logs.iter_mut().zip(released) {
+            problem = problem.or(released.problem);
             if let Some(entries) = released.entries {
                 log.entries = entries;
                 if log.copied.0 == log.end {
                     log.copied.1 = entries;
                 }
             }
-            #[expect(clippy::cast_precision_loss, reason = "a count of entries in memory")]
-            log.metrics.lag.set(released.lag as f64);
+            if let Some(lag) = released.lag {
+                log.lag = lag;
+                #[expect(clippy::cast_precision_loss, reason = "a count of entries in memory")]
+                log.metrics.lag.set(lag as f64);
+            }
             log.metrics.trimmed.increment(released.deleted);
         }
-        Ok(released)
+        Ok(problem)
     }
 }

@@ -9,7 +9,8 @@
 //! A partition also waits for those that were added before it and are not read yet.
 //!
 //! The notes are in a hash in Redis, so all processes agree, also after restarts. The partitions that
-//! are there when a topic is seen for the first time are read at once.
+//! are there when a topic is seen for the first time are read at once. A topic that has lost partitions was
+//! made anew with fewer of them: the notes of the others are removed, so that they are new if it grows again.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,8 +24,8 @@ use super::super::BusError;
 use super::super::source::Log;
 use super::end_of;
 use crate::clock::{SharedClock, millis};
-use crate::fanout::Fanout;
 use crate::fanout::starts::LogEnd;
+use crate::fanout::{Fanout, NewStart};
 use crate::id::Offset;
 use crate::redis::{Link, RedisError, keys};
 
@@ -57,7 +58,13 @@ impl Growth {
         logs: Vec<Log>,
     ) -> Result<Vec<Log>, BusError> {
         let key = keys::logs(link.prefix(), bus);
-        let states = states(link, &key).await?;
+        let mut states = states(link, &key).await?;
+        let gone = gone(&logs, &states);
+        if !gone.is_empty() {
+            info!(bus, ?gone, "a topic was made anew with fewer partitions");
+            forget(link, &key, &gone).await?;
+            states.retain(|log, _| !gone.contains(log));
+        }
         self.place_added(&logs, &states).await?;
         let now = millis(self.clock.now());
         let mut noted = Vec::new();
@@ -110,7 +117,7 @@ impl Growth {
         &self,
         logs: &[Log],
         states: &HashMap<String, State>,
-    ) -> Result<(), RedisError> {
+    ) -> Result<(), BusError> {
         let is_waiting =
             |log: &&Log| matches!(states.get(&*log.name), Some(State::New(_) | State::Behind(_)));
         let waiting: Vec<LogEnd> = logs.iter().filter(is_waiting).map(added).collect();
@@ -125,7 +132,7 @@ impl Growth {
         &self,
         logs: &[Log],
         ends: &HashMap<String, String>,
-    ) -> Result<bool, RedisError> {
+    ) -> Result<bool, BusError> {
         let old = logs.iter().filter_map(|log| {
             let end: Offset = ends.get(&*log.name)?.parse().ok()?;
             Some((end_of(log), end))
@@ -161,14 +168,25 @@ pub(crate) async fn settled(
     Ok(logs.into_iter().filter(is_settled).collect())
 }
 
-/// A log in which all pipelines start at the first entry.
+/// A log in which all pipelines start at the first entry that it ever had: what was deleted since is lost.
 fn added(log: &Log) -> LogEnd {
-    LogEnd { start: Some(Offset::default()), ..end_of(log) }
+    LogEnd { start: NewStart::At(log.before.1), ..end_of(log) }
 }
 
 /// Whether no partition of its topic is known.
 fn is_first(log: &Log, states: &HashMap<String, State>) -> bool {
     !states.keys().any(|known| topic(known) == topic(&log.name))
+}
+
+/// The logs that are known and gone, of topics that have others. A topic without any partition may only not
+/// be visible now.
+fn gone(logs: &[Log], states: &HashMap<String, State>) -> Vec<String> {
+    let is_there = |known: &str| logs.iter().any(|log| *log.name == *known);
+    let is_listed = |known: &str| logs.iter().any(|log| topic(&log.name) == topic(known));
+    let mut gone: Vec<String> =
+        states.keys().filter(|known| is_listed(known) && !is_there(known)).cloned().collect();
+    gone.sort_unstable();
+    gone
 }
 
 fn topic(log: &str) -> &str {
@@ -203,5 +221,36 @@ async fn note(link: &Link, key: &str, noted: &[(&Log, State)]) -> Result<(), Red
     match link.command("HSET", command).await? {
         Value::ServerError(error) => Err(link.refused("HSET", &error)),
         _ => Ok(()),
+    }
+}
+
+async fn forget(link: &Link, key: &str, gone: &[String]) -> Result<(), RedisError> {
+    let mut command = redis::cmd("HDEL");
+    command.arg(key).arg(gone);
+    match link.command("HDEL", command).await? {
+        Value::ServerError(error) => Err(link.refused("HDEL", &error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_notes_of_partitions_are_removed_when_their_topic_has_fewer() {
+        let names = ["kafka:k/a/0", "kafka:k/a/1", "kafka:k/a/10", "kafka:k/b/0"];
+        let states: HashMap<_, _> = names.map(|name| (name.to_owned(), State::Open)).into();
+        let log = |name: &str| Log { name: name.into(), ..Log::default() };
+        let of =
+            |names: &[&str]| gone(&names.iter().map(|name| log(name)).collect::<Vec<_>>(), &states);
+        assert_eq!(of(&names), [""; 0]);
+        assert_eq!(of(&["kafka:k/a/0", "kafka:k/b/0"]), ["kafka:k/a/1", "kafka:k/a/10"]);
+        assert_eq!(
+            of(&["kafka:k/a/0", "kafka:k/a/1", "kafka:k/a/10"]),
+            [""; 0],
+            "b is not visible"
+        );
+        assert_eq!(of(&[]), [""; 0]);
     }
 }

@@ -115,7 +115,7 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
         let (fanout, clock) = (Arc::clone(&fanout), Arc::clone(&clock));
         Growth { fanout, clock, wait }
     });
-    let watch = Watch { meter, clock: Arc::clone(&clock) };
+    let watch = Watch::new(meter, Arc::clone(&clock));
     let share = Share::new(Arc::clone(&source), Arc::clone(&link), growth, watch.clone());
     let mut reader = Reader {
         source,
@@ -130,6 +130,7 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
         patience: MISSING_FIRST,
         turns: Turns::default(),
         told: OncePerMinute::default(),
+        partial: OncePerMinute::default(),
         outage: Outage::shared(),
     };
     tokio::select! {
@@ -165,6 +166,8 @@ struct Reader {
     turns: Turns,
     /// Limits the log line about shards that are far behind.
     told: OncePerMinute,
+    /// Limits the log line about logs that cannot be read while others can.
+    partial: OncePerMinute,
     outage: Outage,
 }
 
@@ -416,7 +419,7 @@ impl Reader {
         let logs = self.source.logs().await?;
         let logs: Vec<Log> = logs.into_iter().filter(|log| shared.reads(&log.name)).collect();
         let ends: Vec<_> = logs.iter().map(end_of).collect();
-        let positions = self.fanout.positions(&ends).await?;
+        let positions = self.fanout.positions(&ends).await.map_err(BusError::from)?;
         let known = self.turns.known(&logs, &positions);
         let lasts = logs.iter().map(|log| log.last).collect();
         let (turn, positions) = Turn::new(&self.turns, lasts, positions);
@@ -432,7 +435,7 @@ impl Reader {
         for ((Standing { log, lowest, .. }, opened), known) in
             standing.iter().zip(opened).zip(known)
         {
-            let one = OpenLog { known, ..OpenLog::new(log, opened) };
+            let one = OpenLog { known, ..OpenLog::new(log, opened, *lowest) };
             if opened.lost > 0 {
                 one.metrics.gap.increment(1);
                 error!(log = &*log.name, start = %lowest, first = ?log.first, missing = opened.lost,
@@ -453,5 +456,6 @@ impl Reader {
 
 /// The log for those who fix the starts of pipelines.
 pub(crate) fn end_of(log: &Log) -> LogEnd {
-    LogEnd { name: Arc::clone(&log.name), last: log.last, start: log.start }
+    let (name, start) = (Arc::clone(&log.name), log.start.clone());
+    LogEnd { name, last: log.last, start, before: log.before }
 }

@@ -108,19 +108,25 @@ pub(super) struct OpenLog {
     pub(super) began: Offset,
     /// What was read in turns before.
     pub(super) known: Vec<Range>,
+    /// Number of entries that are not read yet, when it was known last.
+    pub(super) lag: u64,
 }
 
 impl OpenLog {
-    pub(super) fn new(log: &Log, Opened { at, entries, .. }: Opened) -> Self {
+    /// A log that is read from the lowest position of a shard on. If it starts elsewhere, because entries
+    /// are gone or it was made anew, the first checkpoint tells the shards: a later session could not find
+    /// that out any more, or would report the gap again.
+    pub(super) fn new(log: &Log, Opened { at, entries, .. }: Opened, lowest: Offset) -> Self {
         Self {
             name: Arc::clone(&log.name),
             metrics: BusMetrics::new(&log.name),
             end: at,
             entries,
             copied: (at, entries),
-            checkpointed: at,
+            checkpointed: lowest,
             began: at,
             known: Vec::new(),
+            lag: 0,
         }
     }
 

@@ -6,6 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -84,20 +85,36 @@ impl Share {
         Ok((!read.is_empty()).then_some(Shared(read)))
     }
 
-    /// Renews the share; returns when it has changed.
+    /// Renews the share; returns when it has changed. The bus is asked for its logs meanwhile: one that
+    /// answers slowly must not cost the share.
     pub(super) async fn keep(&self, shared: &Shared) -> Result<(), BusError> {
+        tokio::select! {
+            biased;
+            kept = self.renew(shared) => kept,
+            error = self.list().boxed() => Err(error),
+        }
+    }
+
+    /// Renews the share of the logs that are known; returns when it has changed.
+    async fn renew(&self, shared: &Shared) -> Result<(), BusError> {
         loop {
             tokio::time::sleep(RENEW).await;
-            // The logs are read on while the bus does not tell their names.
-            let logs = match self.logs().await {
-                Ok(logs) => logs,
-                Err(BusError::Redis(error)) => return Err(error.into()),
-                Err(_) => Arc::clone(&self.state().logs),
-            };
+            let logs = Arc::clone(&self.state().logs);
             let read = self.call(&logs, TTL).await?;
             if read != shared.0 {
                 self.note(&read);
                 return Ok(());
+            }
+        }
+    }
+
+    /// Keeps the names of the logs up to date; returns only when Redis fails. The logs are read on while
+    /// the bus does not tell their names.
+    async fn list(&self) -> BusError {
+        loop {
+            tokio::time::sleep(RENEW).await;
+            if let Err(error @ BusError::Redis(_)) = self.logs().await {
+                return error;
             }
         }
     }

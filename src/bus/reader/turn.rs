@@ -276,8 +276,8 @@ mod tests {
 
     fn read_up_to(ends: [u64; 2]) -> Vec<OpenLog> {
         let logs = ["x", "y"].into_iter().zip(ends).map(|(name, end)| {
-            let log = Log { name: name.into(), first: None, last: at(0), start: None };
-            OpenLog::new(&log, Opened { at: at(end), entries: 0, lost: 0 })
+            let log = Log { name: name.into(), ..Log::default() };
+            OpenLog::new(&log, Opened { at: at(end), entries: 0, lost: 0 }, at(end))
         });
         logs.collect()
     }

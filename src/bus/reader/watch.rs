@@ -1,6 +1,7 @@
 //! What is noted of a bus that Redis knows nothing of, so that operators see it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::BusError;
 use crate::clock::{SharedClock, millis};
@@ -11,9 +12,29 @@ use crate::presence::BusMeter;
 pub(super) struct Watch {
     pub(super) meter: Option<Arc<BusMeter>>,
     pub(super) clock: SharedClock,
+    /// Whether some logs cannot be read, while others can.
+    fails_partly: Arc<AtomicBool>,
 }
 
 impl Watch {
+    pub(super) fn new(meter: Option<Arc<BusMeter>>, clock: SharedClock) -> Self {
+        Self { meter, clock, fails_partly: Arc::default() }
+    }
+
+    /// Why some logs cannot be read, while others can. Until there is no such problem any more, operators
+    /// see it.
+    pub(super) fn fails_partly(&self, problem: Option<&BusError>) {
+        self.fails_partly.store(problem.is_some(), Ordering::Relaxed);
+        if let Some(problem) = problem {
+            self.failed(problem);
+        }
+    }
+
+    /// The meter, unless it shows such a problem.
+    fn whole(&self) -> Option<&BusMeter> {
+        self.meter.as_deref().filter(|_| !self.fails_partly.load(Ordering::Relaxed))
+    }
+
     /// This process reads so many of the logs.
     pub(super) fn reads(&self, logs: usize) {
         if let Some(meter) = &self.meter {
@@ -23,14 +44,14 @@ impl Watch {
 
     /// The bus has answered.
     pub(super) fn answers(&self) {
-        if let Some(meter) = &self.meter {
+        if let Some(meter) = self.whole() {
             meter.answers();
         }
     }
 
     /// The bus has answered, and so many entries are not read yet.
     pub(super) fn lags(&self, unread: u64) {
-        if let Some(meter) = &self.meter {
+        if let Some(meter) = self.whole() {
             meter.lags(unread, millis(self.clock.now()));
         }
     }

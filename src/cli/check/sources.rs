@@ -176,6 +176,10 @@ async fn kafka(config: &Config, source: &SourceConfig, check: String) -> Vec<Fin
         if let Some(error) = topic.read_error {
             add(of("records"), error, "its events are not copied", "permit Read on the topic");
         }
+        if let Some(error) = topic.start_error {
+            let why = "a pipeline that is new to the topic does not start, and the source is not read then";
+            add(of("start"), error, why, "correct `start` of the source, or remove it");
+        }
         let retained = topic.retention_ms.and_then(|ms| u64::try_from(ms).ok());
         if retained.is_some_and(|ms| ms < millis(config.bus.retention)) {
             add(

@@ -25,7 +25,11 @@ pub struct Distance {
 impl Distance {
     /// Starts without a delay.
     pub async fn start(upstream: SocketAddr) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        Self::on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap(), upstream)
+    }
+
+    /// [`Self::start`], for a server that tells its clients where this listens.
+    pub fn on(listener: TcpListener, upstream: SocketAddr) -> Self {
         let address = listener.local_addr().unwrap();
         let (delay, known) = watch::channel(Duration::ZERO);
         let mut accepting = JoinSet::new();

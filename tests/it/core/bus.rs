@@ -142,7 +142,7 @@ async fn an_unreadable_entry_is_put_aside_with_the_reason_and_the_rest_continues
         assert!(reason.contains(part), "{field} {label}: {reason}");
         assert_eq!(found.get::<String>("stream").unwrap(), STREAM);
         let kept: Vec<u8> = found.get("entry").unwrap();
-        assert!(kept.len() <= 64 * 1_024, "{field} {label}: {} bytes", kept.len());
+        assert!(kept.len() <= 4 * 1_024, "{field} {label}: {} bytes", kept.len());
         assert!(*label == "field" || value.starts_with(&kept), "{field} {label}");
         #[expect(clippy::cast_precision_loss, reason = "a handful")]
         let count = cases.iter().filter(|case| case.2 == *label).count() as f64;

@@ -320,6 +320,49 @@ async fn a_stream_or_topic_that_is_made_anew_is_read_from_its_first_entry() {
     }
 }
 
+/// Where the shards of the pipeline `all` stand in the only partition.
+async fn stands(server: &RedisServer) -> Vec<String> {
+    let mut connection = server.connection().await;
+    let keys: Vec<String> = connection.keys("fl:{all:*}:hwm").await.unwrap();
+    let mut stands = Vec::new();
+    for key in keys {
+        stands.push(connection.hget(&key, "kafka:k/events/0").await.unwrap());
+    }
+    stands
+}
+
+/// A topic that has grown beyond the old positions does not show any more that it was made anew.
+#[tokio::test]
+async fn a_topic_that_was_made_anew_is_noted_before_it_has_a_record() {
+    let mut bus = Bus::kafka(1).await;
+    let (server, log, sources) =
+        (RedisServer::start(Options::default()), Log::default(), bus.sources());
+    let settings = [("bus.streams", "[]"), ("bus.sources", &*sources)];
+    let config = config(&server, "all", &settings);
+    let instance = Instance::start(&config, log.content()).await;
+    add(&bus, 0..20).await;
+    eventually(LONG, "they are handled", async || log.len() == 20).await;
+    instance.stop().await;
+    let Bus::Kafka(broker, producer) = &mut bus else { unreachable!() };
+    broker.delete_topic("events").await;
+    broker.create_topic("events", 1).await;
+    *producer = broker.config().create().unwrap();
+    let instance = Instance::start(&config, log.content()).await;
+    eventually(LONG, "the shards stand in the new topic", async || {
+        let stands = stands(&server).await;
+        !stands.is_empty() && stands.iter().all(|at| at == "2-0")
+    })
+    .await;
+    instance.stop().await;
+    add(&bus, 20..50).await;
+    let instance = Instance::start(&config, log.content()).await;
+    eventually(LONG, "they are handled", async || log.len() >= 50).await;
+    let ids: Vec<u32> = log.ids("all").iter().map(|id| id.parse().unwrap()).collect();
+    assert_eq!(ids, (0..50).collect::<Vec<_>>());
+    instance.stop().await;
+    bus.stop();
+}
+
 /// Markers of transactions occupy offsets, so the difference of offsets would never be 0.
 #[tokio::test]
 async fn the_lag_is_0_after_transactions() {

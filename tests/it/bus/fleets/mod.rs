@@ -3,6 +3,7 @@
 mod losses;
 mod records;
 mod rules;
+mod slow;
 mod turns;
 
 use std::collections::BTreeMap;

@@ -106,7 +106,7 @@ async fn hostile_records_are_put_aside_with_their_place_and_the_rest_is_handled(
             assert_eq!(found.get::<String>("stream").unwrap(), log_name);
             let reason: String = found.get("reason").unwrap();
             assert!(reason.contains(part) && !reason.is_empty(), "{log_name}: {reason}");
-            assert!(found.get::<Vec<u8>>("entry").unwrap().len() <= 64 * 1_024);
+            assert!(found.get::<Vec<u8>>("entry").unwrap().len() <= 4 * 1_024);
         }
         instance.stop().await;
         bus.stop();

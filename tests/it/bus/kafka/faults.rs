@@ -8,8 +8,10 @@ use fairlane::bus::BusError;
 use fairlane::bus::kafka::{KafkaLogin, KafkaSettings, KafkaSource, KafkaTls, Password};
 use fairlane::bus::source::Source as _;
 use fairlane::config::TlsFiles;
+use fairlane::id::Offset;
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::types::RDKafkaRespErr;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -103,7 +105,7 @@ async fn a_frozen_broker_hangs_no_call_and_loses_nothing() {
         rig.source.logs().await.unwrap_err();
         assert!(started.elapsed() < ANSWER + 2 * stalls.longest(), "logs");
         let started = Instant::now();
-        rig.release().await.unwrap_err();
+        assert_eq!(rig.release().await.unwrap()[0].lag, None, "reading does not end");
         assert!(started.elapsed() < ANSWER + 2 * stalls.longest(), "release");
         let started = Instant::now();
         let error = rig.publish(&[("b", "1")]).await.unwrap_err();
@@ -204,6 +206,83 @@ async fn a_batch_that_cannot_be_read_names_its_place_and_is_never_skipped() {
         assert!(text.contains("kafka:test/events/0") && text.contains("1-1"), "{text}");
         rig.fetch().await.unwrap_err();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_cannot_be_read_stops_no_other_partition() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let broker = KafkaBroker::start_behind(listener.local_addr().unwrap().port());
+    let mut front = JoinSet::new();
+    front.spawn(damage(listener, broker.own_address()));
+    broker.create_topic("events", 2).await;
+    let producer: FutureProducer = broker.config().create().unwrap();
+    let put = async |partition: i32, data: &str| {
+        let json = event("bot", &data.to_lowercase(), data);
+        let record = FutureRecord::to("events").partition(partition).key("bot").payload(&json);
+        producer.send(record, PATIENCE).await.unwrap();
+    };
+    for data in ["first", "DAMAGED", "last"] {
+        put(0, data).await;
+    }
+    let mut rig = Rig::new(settings(&broker.brokers(), "events"));
+    let mut opened = Instant::now();
+    rig.open_all(2).await;
+    let mut found = Vec::new();
+    for at in 0..20 {
+        let id = format!("other-{at}");
+        put(1, &id).await;
+        let started = Instant::now();
+        while found.last() != Some(&id) {
+            assert!(started.elapsed() < LONG, "{id} is not read: {found:?}");
+            match rig.fetch().await {
+                Ok(entries) => found.extend(entries.into_iter().map(|(_, entry)| {
+                    entry.event.map_or_else(|bad| format!("{bad:?}"), |event| event.id().to_owned())
+                })),
+                // It is tried again after a while.
+                Err(error) => {
+                    assert!(matches!(error, BusError::Unreadable { .. }), "{error:?}");
+                    assert!(opened.elapsed() > Duration::from_secs(10), "{:?}", opened.elapsed());
+                    opened = Instant::now();
+                    rig.reopen().await;
+                }
+            }
+        }
+    }
+    found.retain(|id| !id.starts_with("other"));
+    assert_eq!(found, ["first"], "nothing behind the damage is read");
+    let problem = rig.release().await.unwrap()[0].problem.clone();
+    assert!(matches!(problem, Some(BusError::Unreadable { .. })), "{problem:?}");
+    // As `fairlane bus skip` does.
+    rig.positions.insert("kafka:test/events/0".into(), Offset { ms: 1, seq: 2 });
+    rig.reopen().await;
+    assert_eq!(rig.read(1).await[&0], ["last"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_without_the_right_to_read_it_stops_no_other_topic() {
+    let mock = MockCluster::new(1).unwrap();
+    for topic in ["events", "secret"] {
+        mock.create_topic(topic, 1, 1).unwrap();
+    }
+    let topics = vec!["events".to_owned(), "secret".to_owned()];
+    let both = KafkaSettings { topics, ..settings(&mock.bootstrap_servers(), "events") };
+    let mut rig = Rig::new(both);
+    rig.logs(2).await;
+    assert_eq!(rig.source.topics().len(), 2);
+    let forbidden = RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED;
+    mock.topic_error("secret", forbidden).unwrap();
+    rig.open_all(1).await;
+    // Otherwise it would count as a topic that does not exist yet.
+    assert_eq!(rig.source.topics(), ["kafka:test/events/".into()]);
+    rig.publish(&[("b", "0")]).await.unwrap();
+    assert_eq!(rig.read(1).await[&0], ["0"]);
+    let problem = rig.release().await.unwrap()[0].problem.as_ref().unwrap().to_string();
+    assert!(problem.contains("no right") && problem.contains("secret"), "{problem}");
+    mock.topic_error("secret", RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR).unwrap();
+    rig.logs(2).await;
+    mock.topic_error("secret", forbidden).unwrap();
+    mock.topic_error("events", forbidden).unwrap();
+    eventually(LONG, "nothing may be read", async || rig.source.logs().await.is_err()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,6 +7,7 @@ use fairlane::bus::BusError;
 use fairlane::bus::kafka::{KafkaSettings, KafkaSource};
 use fairlane::bus::source::Source as _;
 use fairlane::event::Event;
+use fairlane::fanout::NewStart;
 use fairlane::id::Offset;
 use rdkafka::admin::NewPartitions;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -294,6 +295,15 @@ async fn copied_offsets_are_committed_for_other_tools() {
             })
         })
         .await;
+        // The next session has read nothing, and does not know how new the last record is.
+        let mut next = Rig::new(settings(&broker.brokers(), "events"));
+        next.positions = rig.positions.clone();
+        next.open_all(1).await;
+        next.release().await.unwrap();
+        // Commits have no answer that could be awaited.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let (_, text) = committed(&broker, "fairlane/test").unwrap();
+        assert!(!text.contains("newest=0"), "{engine:?}: {text}");
     }
 }
 
@@ -301,12 +311,42 @@ async fn copied_offsets_are_committed_for_other_tools() {
 async fn a_pipeline_can_start_behind_what_a_consumer_group_handled() {
     for engine in ENGINES {
         let (broker, rig) = filled(engine, 5).await;
-        assert_eq!(rig.logs(1).await[0].start, None);
+        assert_eq!(rig.logs(1).await[0].start, NewStart::Own);
         commit(&broker, "billing", 3, "");
         let start_group = Some("billing".to_owned());
         let settings = settings(&broker.brokers(), "events");
         let rig = Rig::new(KafkaSettings { start_group, ..settings });
-        assert_eq!(rig.logs(1).await[0].start, Some(at(1, 3)), "{engine:?}");
+        assert_eq!(rig.logs(1).await[0].start, NewStart::At(at(1, 3)), "{engine:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_that_a_consumer_group_has_not_read_start_at_their_first_record() {
+    for engine in ENGINES {
+        let broker = KafkaBroker::start(engine);
+        broker.create_topic("events", 2).await;
+        let of = |group: &str| {
+            let start_group = Some(group.to_owned());
+            Rig::new(KafkaSettings { start_group, ..settings(&broker.brokers(), "events") })
+        };
+        let producer: FutureProducer = broker.config().create().unwrap();
+        for at in 0..4 {
+            let json = event("bot", &at.to_string(), "");
+            let record = FutureRecord::to("events").partition(at % 2).key("bot").payload(&json);
+            producer.send(record, PATIENCE).await.unwrap();
+        }
+        commit(&broker, "billing", 1, "");
+        let starts: Vec<_> = of("billing").logs(2).await.into_iter().map(|log| log.start).collect();
+        assert_eq!(starts, [NewStart::At(at(1, 1)), NewStart::At(at(1, 0))], "{engine:?}");
+        // A mistyped name must not skip everything.
+        let rig = of("biling");
+        for log in rig.logs(2).await {
+            let NewStart::Unknown(cause) = log.start else { panic!("{:?}", log.start) };
+            assert!(cause.contains("\"biling\" has no offset in the topic \"events\""), "{cause}");
+        }
+        let survey = rig.source.survey().await.unwrap();
+        assert!(survey.topics[0].start_error.is_some(), "{engine:?}: {survey:?}");
+        assert_eq!(of("billing").source.survey().await.unwrap().topics[0].start_error, None);
     }
 }
 
@@ -352,6 +392,8 @@ async fn tombstones_are_skipped_and_records_that_are_no_events_are_returned() {
         let (ok, wrong) = (Some("good"), None);
         let wanted = [(2, wrong), (3, wrong), (4, wrong), (5, ok), (6, ok)];
         assert_eq!(found, wanted, "{name}: {entries:?}");
+        let error = entries[2].event.as_ref().unwrap_err().error.to_string();
+        assert!(error.contains("5000 headers; at most 1000"), "{name}: {error}");
         let survey = rig.source.survey().await.unwrap();
         let sample = survey.topics[0].sample;
         let of_sample = (sample.records, sample.without_key, sample.tombstones, sample.invalid);

@@ -181,7 +181,7 @@ impl Rig {
 
     /// The number of entries that are not read, over all open logs.
     pub(super) async fn lag(&self) -> u64 {
-        self.release().await.unwrap().iter().map(|released| released.lag).sum()
+        self.release().await.unwrap().iter().map(|released| released.lag.unwrap()).sum()
     }
 
     /// Publishes one event for each (bot, id).
