@@ -37,8 +37,11 @@ use crate::mongo::turns::Turn;
 /// waits 3 s, and long enough that many views share a write.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Maximum number of replacements per portion. Each one needs a statement per month, in order.
+/// Maximum number of replacements per portion. Each one clears all months of its ad.
 const REPLACEMENTS_MAX: usize = 50;
+/// Maximum number of months that the replacements of a portion set, unless a single one sets more.
+/// Each month is a statement, and they run in order.
+const MONTHS_MAX: usize = 500;
 /// Number of records that add as much to the size of a write as one more ad. The records of an ad
 /// are summed up, unless its documents already contain some of them.
 const RECORDS_PER_AD: usize = 16;
@@ -192,21 +195,19 @@ struct Merged {
     entries: Vec<LedgerEntry>,
     /// Number of events in the portion.
     count: usize,
+    /// Number of months that the replacements set.
+    months: usize,
 }
 
 impl Merged {
     /// The size of the write, in ads.
     fn weight(&self) -> usize {
-        weight(self.changes.len(), self.count)
+        self.changes.len() + self.months + self.count / RECORDS_PER_AD
     }
 }
 
-fn weight(changes: usize, records: usize) -> usize {
-    changes + records / RECORDS_PER_AD
-}
-
-/// Merges the first events: at most up to the size `most` and [`REPLACEMENTS_MAX`] replacements,
-/// and at least one event.
+/// Merges the first events: at most up to the size `most`, [`REPLACEMENTS_MAX`] replacements and
+/// [`MONTHS_MAX`] of their months, and at least one event.
 fn merge(events: &[Delivery], most: usize) -> Merged {
     let mut merged = Merged::default();
     // The index of the last change of each ad.
@@ -216,8 +217,14 @@ fn merge(events: &[Delivery], most: usize) -> Merged {
         if replacements == REPLACEMENTS_MAX || at > 0 && merged.weight() >= most {
             break;
         }
+        let record = view::read(event);
+        let months = record.as_ref().map_or(0, |record| record.deed.months());
+        if at > 0 && merged.months + months > MONTHS_MAX {
+            break;
+        }
         merged.count = at + 1;
-        let record = match view::read(event) {
+        merged.months += months;
+        let record = match record {
             Ok(record) => record,
             Err(error) => {
                 merged.refused.push((at, error.to_string()));
@@ -250,6 +257,7 @@ fn merge(events: &[Delivery], most: usize) -> Merged {
 
 #[cfg(test)]
 mod tests {
+    use jiff::ToSpan as _;
     use jiff::civil::{Date, date};
 
     use super::*;
@@ -308,6 +316,25 @@ mod tests {
         let merged = merge(&vec![replaced; REPLACEMENTS_MAX + 1], usize::MAX);
         assert_eq!((merged.count, merged.changes.len()), (REPLACEMENTS_MAX, REPLACEMENTS_MAX));
         assert_eq!(merge(&[viewed(1, "x", 1, DAY)], usize::MAX).count, 1);
+    }
+
+    #[test]
+    fn a_replacement_weighs_as_much_as_its_months() {
+        let replaced = |sequence: u64, id: &str, months: i32| {
+            let day = |month: i32| view::FIRST_DAY.saturating_add(month.months());
+            let days = (0..months).flat_map(|month| [(day(month), 1), (day(month).tomorrow().unwrap(), 1)]);
+            let with = Replacement { total: 1_000, days: days.collect(), forget: false };
+            let event = view::replacement(&bot(), &ad(id), &with);
+            Delivery { sequence: Sequence::new(sequence), event }
+        };
+        let merged = merge(&[replaced(1, "x", 300)], usize::MAX);
+        assert_eq!((merged.count, merged.weight()), (1, 301));
+        let two = [replaced(1, "x", 300), replaced(2, "y", 200), replaced(3, "z", 1)];
+        let merged = merge(&two, usize::MAX);
+        assert_eq!((merged.count, merged.weight()), (2, 502), "the third has a month too many");
+        let first = merge(&two, 301);
+        assert_eq!(first.count, 1, "the size of a slow store is reached");
+        assert_eq!(merge(&[replaced(1, "x", 700)], 1).count, 1, "a portion has one at least");
     }
 
     #[test]

@@ -42,6 +42,7 @@ pub mod store;
 pub(crate) mod upkeep;
 pub mod view;
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -391,6 +392,11 @@ impl Counters {
     /// Today in the configured time zone.
     pub(crate) fn today(&self) -> Date {
         self.calendar.today()
+    }
+
+    /// The days that a replacement may have: [`Calendar::days`].
+    pub(crate) fn days(&self) -> RangeInclusive<Date> {
+        self.calendar.days()
     }
 
     /// Views of ads per day, from `from` to `to`, including days without views. The views of the
