@@ -43,6 +43,11 @@ impl Ledger for ViewLedger {
         (event, counts.map(|(ad, amount)| Posting { account: ad.account(), amount }))
     }
 
+    fn enter_again(&self, event: &Event) -> (Event, Option<Posting>) {
+        let (event, counts) = view::returned(event, &self.calendar);
+        (event, counts.map(|(ad, amount)| Posting { account: ad.account(), amount }))
+    }
+
     fn entry(&self, event: &Event) -> Option<(Account, Change)> {
         let record = view::read(event).ok()?;
         Some((record.ad.account(), record.deed.change()))

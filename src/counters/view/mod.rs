@@ -396,6 +396,19 @@ pub fn arrived(event: &Event, calendar: &Calendar) -> (Event, Option<(AdId, u64)
     }
 }
 
+/// The record of a dead letter that is redriven, and its views. Views that arrived in time keep the
+/// day of their arrival. Their stamp is Fairlane's own, because [`arrived`] overwrites all others. A
+/// replacement is not repeated: what it replaced may have changed since. Other events are as if
+/// they arrived now.
+#[must_use]
+pub fn returned(event: &Event, calendar: &Calendar) -> (Event, Option<(AdId, u64)>) {
+    match read(event) {
+        Ok(Record { ad, deed: Deed::Add { n, .. } }) => (event.clone(), Some((ad, n))),
+        Ok(Record { deed: Deed::Replace(_), .. }) => (on_day(event.clone(), None), None),
+        Err(_) => arrived(event, calendar),
+    }
+}
+
 /// Stamps the event with the `day` on which it counts; with `None`, as not counted.
 #[must_use]
 pub fn on_day(event: Event, day: Option<Date>) -> Event {
@@ -445,3 +458,6 @@ fn base36(mut number: u64) -> String {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -98,6 +98,39 @@ async fn views_of_a_night_without_mongodb_over_two_midnights_are_counted_on_thei
     instance.stop().await;
 }
 
+#[tokio::test]
+async fn views_that_exceeded_a_quota_in_an_outage_count_on_their_day_after_a_redrive() {
+    let mut stores = Stores::start(Persistence::Always);
+    let clock = Arc::new(ManualClock::at("2026-11-30T12:00:00Z"));
+    let config = stores.direct(&[("quotas.queued_bytes", "2000")]);
+    let log = Log::default();
+    let instance =
+        Instance::start_at(Arc::clone(&clock) as _, Roles::ALL, &config, log.content()).await;
+    let client = instance.client();
+    stores.mongo.kill9();
+    stores.publish(&(0..100).map(|_| View::new("bot", "x", 1)).collect::<Vec<_>>()).await;
+    let mut dead = 0;
+    eventually(LONG, "some views are queued, and the others are dead letters", async || {
+        let answer = client.get("/v1/pipelines/counters/dead?limit=100").await.json();
+        dead = answer["dead_letters"].as_array().unwrap().len() as u64;
+        stores.depth().await > 0 && stores.depth().await + dead == 100
+    })
+    .await;
+    assert!(dead > 0, "the quota is reached");
+
+    clock.set("2026-12-02T12:00:00Z");
+    stores.mongo.restart(mongo::Options::default());
+    let mut expected = Sums::from([(ad("x"), 100 - dead)]);
+    stores.settles(&client, &expected, LONG).await;
+    let answer = client.post("/v1/pipelines/counters/dead/redrive").await;
+    assert_eq!(answer.json()["redriven"], dead, "{answer:?}");
+    expected.insert(ad("x"), 100);
+    stores.settles(&client, &expected, LONG).await;
+    let day = BTreeMap::from([("2026-11-30".to_owned(), 100)]);
+    assert_eq!(days(&client, &ad("x")).await, day);
+    instance.stop().await;
+}
+
 /// While MongoDB is unavailable, `records` views of 200 ads arrive. They are written while new
 /// views are answered.
 async fn drains(records: usize) {
