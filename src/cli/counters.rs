@@ -188,7 +188,8 @@ impl Job<'_> {
         let broken = |source| CliError::ImportInput { name: self.name.to_owned(), source };
         let mut steps = Steps::open(path).map_err(broken)?;
         while let Some(step) = steps.next().map_err(broken)? {
-            let lines = step.lines(&self.days).map_err(|bad| CliError::ImportRefused(bad.len() as u64))?;
+            let lines =
+                step.lines(&self.days).map_err(|bad| CliError::ImportRefused(bad.len() as u64))?;
             let before = lines.partition_point(|line| line.number <= done);
             summary.skipped += before as u64;
             self.send(&lines[before..], &mut summary).await?;

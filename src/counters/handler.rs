@@ -77,6 +77,9 @@ pub(crate) struct CounterHandler {
     patience: Duration,
     /// The maximum size of a write, in ads.
     portion: Portion,
+    /// The same for writes with replacements. They are slower, and any bot can make them slow. So
+    /// they do not shrink the writes of other bots.
+    replacing: Portion,
 }
 
 impl CounterHandler {
@@ -87,7 +90,12 @@ impl CounterHandler {
             metrics: CounterMetrics::new(),
             patience: store_patience(handler_timeout),
             portion: Portion::new(),
+            replacing: Portion::new(),
         }
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes { adding: self.portion.now(), replacing: self.replacing.now() }
     }
 
     async fn flush(&self, slice: &Slice) -> Result<Outcomes, Failure> {
@@ -120,7 +128,7 @@ impl CounterHandler {
         let (mut dead, mut entries) = (Vec::new(), Vec::new());
         let mut failed = false;
         while settled < count && (settled == 0 || Instant::now() < slice.deadline) {
-            let mut portion = merge(&slice.events[settled..count], self.portion.now());
+            let mut portion = merge(&slice.events[settled..count], self.sizes());
             let (refused, taken) = (std::mem::take(&mut portion.refused), portion.count);
             let noted = std::mem::take(&mut portion.entries);
             match self.take(&turn, &slice.bot, portion, until).await {
@@ -155,22 +163,23 @@ impl CounterHandler {
             return Ok(());
         }
         let (started, weight) = (Instant::now(), portion.weight());
+        let size = if portion.replacements > 0 { &self.replacing } else { &self.portion };
         let applying = self.store.apply_in(turn, bot, portion.changes);
         match tokio::time::timeout_at(until, applying).await {
             Ok(Ok(())) => {
                 let took = started.elapsed();
-                self.portion.taken(weight, took, self.patience);
+                size.taken(weight, took, self.patience);
                 self.metrics.flush_seconds.record(took.as_secs_f64());
                 Ok(())
             }
             Ok(Err(error)) => {
                 if error.is_timeout() {
-                    self.portion.too_much(weight);
+                    size.too_much(weight);
                 }
                 Err(error.to_string())
             }
             Err(_) => {
-                self.portion.too_much(weight);
+                size.too_much(weight);
                 let patience = humantime::format_duration(self.patience);
                 Err(format!("MongoDB did not take the views within {patience}"))
             }
@@ -184,6 +193,15 @@ impl Handler for CounterHandler {
     }
 }
 
+/// Maximum sizes of a portion, in ads.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    /// If it only adds views.
+    adding: usize,
+    /// If it has a replacement.
+    replacing: usize,
+}
+
 /// The changes of a portion.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Merged {
@@ -195,6 +213,8 @@ struct Merged {
     entries: Vec<LedgerEntry>,
     /// Number of events in the portion.
     count: usize,
+    /// Number of replacements.
+    replacements: usize,
     /// Number of months that the replacements set.
     months: usize,
 }
@@ -206,23 +226,26 @@ impl Merged {
     }
 }
 
-/// Merges the first events: at most up to the size `most`, [`REPLACEMENTS_MAX`] replacements and
+/// Merges the first events: at most up to one of the sizes `most`, [`REPLACEMENTS_MAX`] replacements and
 /// [`MONTHS_MAX`] of their months, and at least one event.
-fn merge(events: &[Delivery], most: usize) -> Merged {
+fn merge(events: &[Delivery], most: Sizes) -> Merged {
     let mut merged = Merged::default();
     // The index of the last change of each ad.
     let mut places: HashMap<AdId, usize> = HashMap::new();
-    let mut replacements = 0;
     for (at, Delivery { sequence, event }) in events.iter().enumerate() {
-        if replacements == REPLACEMENTS_MAX || at > 0 && merged.weight() >= most {
-            break;
-        }
         let record = view::read(event);
-        let months = record.as_ref().map_or(0, |record| record.deed.months());
-        if at > 0 && merged.months + months > MONTHS_MAX {
+        let deed = record.as_ref().ok().map(|record| &record.deed);
+        let months = deed.map_or(0, Deed::months);
+        let replaces = usize::from(matches!(deed, Some(Deed::Replace(_))));
+        let replacements = merged.replacements + replaces;
+        let most = if replacements > 0 { most.replacing } else { most.adding };
+        let is_full = merged.weight() >= most
+            || replacements > REPLACEMENTS_MAX
+            || merged.months + months > MONTHS_MAX;
+        if at > 0 && is_full {
             break;
         }
-        merged.count = at + 1;
+        (merged.count, merged.replacements) = (at + 1, replacements);
         merged.months += months;
         let record = match record {
             Ok(record) => record,
@@ -246,7 +269,6 @@ fn merge(events: &[Delivery], most: usize) -> Merged {
                 changes.push(Change { ad: record.ad, effect: Effect::Add(vec![added]) });
             }
             Deed::Replace(with) => {
-                replacements += 1;
                 places.insert(record.ad.clone(), changes.len());
                 changes.push(Change { ad: record.ad, effect: Effect::Replace(*sequence, with) });
             }
@@ -278,6 +300,10 @@ mod tests {
     fn viewed(sequence: u64, id: &str, n: u64, day: Date) -> Delivery {
         let event = view::on_day(view::view(&bot(), &ad(id), n), Some(day));
         Delivery { sequence: Sequence::new(sequence), event }
+    }
+
+    fn merge(events: &[Delivery], most: usize) -> Merged {
+        super::merge(events, Sizes { adding: most, replacing: most })
     }
 
     fn added(sequence: u64, n: u64, day: Date) -> Added {
@@ -322,7 +348,8 @@ mod tests {
     fn a_replacement_weighs_as_much_as_its_months() {
         let replaced = |sequence: u64, id: &str, months: i32| {
             let day = |month: i32| view::FIRST_DAY.saturating_add(month.months());
-            let days = (0..months).flat_map(|month| [(day(month), 1), (day(month).tomorrow().unwrap(), 1)]);
+            let days = (0..months)
+                .flat_map(|month| [(day(month), 1), (day(month).tomorrow().unwrap(), 1)]);
             let with = Replacement { total: 1_000, days: days.collect(), forget: false };
             let event = view::replacement(&bot(), &ad(id), &with);
             Delivery { sequence: Sequence::new(sequence), event }
@@ -335,6 +362,12 @@ mod tests {
         let first = merge(&two, 301);
         assert_eq!(first.count, 1, "the size of a slow store is reached");
         assert_eq!(merge(&[replaced(1, "x", 700)], 1).count, 1, "a portion has one at least");
+        // Views are in larger portions than replacements are.
+        let mut views: Vec<_> = (0..10).map(|n| viewed(n, &format!("ad-{n}"), 1, DAY)).collect();
+        views.push(replaced(11, "x", 1));
+        let sizes = Sizes { adding: usize::MAX, replacing: 5 };
+        let merged = super::merge(&views, sizes);
+        assert_eq!((merged.count, merged.replacements), (10, 0));
     }
 
     #[test]

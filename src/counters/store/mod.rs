@@ -57,7 +57,7 @@ const FIND_MAX: usize = 1_000;
 const READS: BatchLimits =
     BatchLimits { items_max: FIND_MAX, in_flight: 4, pause: Duration::from_secs(1) };
 /// Limits of writes to one collection. Two run concurrently, so that a long slice does not block
-/// short ones.
+/// short ones. Replacements, which take long, run one at a time beside them.
 const WRITES: BatchLimits =
     BatchLimits { items_max: write::STATEMENTS_MAX, in_flight: 2, pause: Duration::ZERO };
 
@@ -159,7 +159,7 @@ impl CounterStore {
     /// them.
     async fn prepared(&self) -> Result<(), MongoError> {
         let first = async || match self.prepare().await {
-            Err(away @ (MongoError::Away { .. } | MongoError::Lookup { .. })) => Err(away),
+            Err(error) if error.is_unreachable() => Err(error),
             Ok(()) | Err(_) => Ok(()),
         };
         self.prepared.get_or_try_init(first).await.map(drop)
