@@ -1,7 +1,8 @@
 //! Writes queued views to MongoDB, merged per ad, and per ad and day.
 //!
-//! 1. Takes the views that are old enough. Redis can still lose younger ones in a crash. If only
-//!    one of the two collections had such views, the collections would disagree permanently.
+//! 1. Takes the views that are old enough, by the clock of Redis or of this process (`waiting`).
+//!    Redis can still lose younger ones in a crash. If only one of the two collections had such
+//!    views, the collections would disagree permanently.
 //! 2. Merges them per ad, in the order of the queue.
 //! 3. Writes both collections, in portions that the store accepts in time. Each document contains
 //!    the sequence of the last record applied to it, and accepts only later records. So each view
@@ -23,6 +24,7 @@ use tokio::time::Instant;
 
 use super::store::{Added, Change, CounterStore, Effect};
 use super::view::{self, AdId, Deed};
+use super::waiting::Waiting;
 use crate::clock::micros;
 use crate::counters::metrics::CounterMetrics;
 use crate::handler::portion::Portion;
@@ -63,8 +65,8 @@ impl MinAge {
         self.0.store(micros(age), Ordering::Relaxed);
     }
 
-    fn get_us(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+    fn get(&self) -> Duration {
+        Duration::from_micros(self.0.load(Ordering::Relaxed))
     }
 }
 
@@ -80,6 +82,7 @@ pub(crate) struct CounterHandler {
     /// The same for writes with replacements. They are slower, and any bot can make them slow. So
     /// they do not shrink the writes of other bots.
     replacing: Portion,
+    waiting: Waiting,
 }
 
 impl CounterHandler {
@@ -91,6 +94,7 @@ impl CounterHandler {
             patience: store_patience(handler_timeout),
             portion: Portion::new(),
             replacing: Portion::new(),
+            waiting: Waiting::default(),
         }
     }
 
@@ -99,14 +103,19 @@ impl CounterHandler {
     }
 
     async fn flush(&self, slice: &Slice) -> Result<Outcomes, Failure> {
+        let age = self.min_age.get();
+        if age.is_zero() {
+            return self.write(slice, slice.events.len()).await;
+        }
         // Both are times on the server's clock, in µs: the fence is at least the time of the claim,
         // and a sequence is the time of arrival.
-        let ripe_us = slice.fence.get().saturating_sub(self.min_age.get_us());
+        let ripe_us = slice.fence.get().saturating_sub(micros(age));
         let ripe = slice.events.partition_point(|event| event.sequence.get() <= ripe_us);
+        let (ripe, wait) = self.waiting.ripe(slice, ripe, age);
         let Some(young) = slice.events.get(ripe) else {
             return self.write(slice, ripe).await;
         };
-        let wait = Duration::from_micros(young.sequence.get() - ripe_us);
+        let wait = wait.min(Duration::from_micros(young.sequence.get().saturating_sub(ripe_us)));
         if ripe == 0 {
             return Ok(Outcomes::first(0).rest_after(wait));
         }

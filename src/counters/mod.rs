@@ -41,6 +41,7 @@ pub mod scripts;
 pub mod store;
 pub(crate) mod upkeep;
 pub mod view;
+mod waiting;
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;

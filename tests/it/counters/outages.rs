@@ -6,8 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlane::app::Roles;
+use fairlane::clock::{Clock as _, SystemClock};
+use redis::AsyncCommands as _;
 use serde_json::json;
 
+use crate::support::config::SHARDS;
 use crate::support::counter_fleet::{
     Ad, Node, Stores, Sums, View, acknowledged, path, told, total,
 };
@@ -129,6 +132,31 @@ async fn views_that_exceeded_a_quota_in_an_outage_count_on_their_day_after_a_red
     let day = BTreeMap::from([("2026-11-30".to_owned(), 100)]);
     assert_eq!(days(&client, &ad("x")).await, day);
     instance.stop().await;
+}
+
+/// After a step back, sequences and fences are ahead of the clock, and grow by one each.
+#[tokio::test]
+async fn views_are_written_although_the_clock_of_redis_was_set_back_by_an_hour() {
+    let stores = Stores::start(Persistence::EverySecond);
+    let mut connection = stores.redis.connection().await;
+    let ahead = (SystemClock.now() + Duration::from_secs(3_600)).as_micros().to_string();
+    for shard in 0..SHARDS {
+        let meta = format!("fl:{{counters:{shard}}}:meta");
+        let fields = [("seq", &ahead), ("f", &ahead)];
+        let _: () = connection.hset_multiple(meta, &fields).await.unwrap();
+    }
+    let node = Node::start(&stores, &[]).await;
+    let client = node.client();
+    let mut expected = Sums::new();
+    for _ in 0..3 {
+        let views: Vec<View> =
+            (0..50).map(|n| View::new(&format!("bot-{}", n % 5), "x", 1)).collect();
+        stores.publish(&views).await;
+        for view in &views {
+            *expected.entry(view.ad.clone()).or_default() += view.n;
+        }
+        stores.settles(&client, &expected, LONG).await;
+    }
 }
 
 /// While MongoDB is unavailable, `records` views of 200 ads arrive. They are written while new
