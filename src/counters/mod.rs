@@ -47,12 +47,12 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{Stream, StreamExt as _};
+use futures_util::Stream;
 use jiff::civil::Date;
 use tokio::time::Instant;
 use tracing::warn;
 
-use self::exports::{Exports, Turn};
+use self::exports::{Broken, Exports, Turn};
 use self::import::{ImportError, Progress};
 use self::part::CounterPart;
 use self::queue::{AdLedger, Known, NewViews, ViewLedger};
@@ -420,21 +420,22 @@ impl Counters {
         self.exports.begin(token, max, bot)
     }
 
-    /// The views of one day, without ads that have none.
+    /// The views of one day, without ads that have none. The turn ends with the stream.
     ///
     /// # Errors
-    /// If MongoDB is unavailable. If it becomes unavailable later, an item of the stream is the
-    /// error.
+    /// If MongoDB is unavailable. If it becomes unavailable later, or another export takes the turn
+    /// over, an item of the stream is the error.
     pub(crate) async fn export(
         &self,
         bot: &BotId,
         day: Date,
+        turn: Turn,
     ) -> Result<
-        impl Stream<Item = Result<(AdId, u64), CountersError>> + Send + Unpin + 'static,
+        impl Stream<Item = Result<(AdId, u64), Broken>> + Send + Unpin + 'static,
         CountersError,
     > {
-        let views = self.mongo.read(EXPORT_WITHIN, self.store.export(bot, day)).await?;
-        Ok(views.map(|view| Ok(view?)))
+        let pages = self.mongo.read(EXPORT_WITHIN, self.store.export(bot, day)).await?;
+        Ok(exports::views(pages, turn))
     }
 }
 

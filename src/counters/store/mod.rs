@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use futures_util::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _, stream};
+use futures_util::{FutureExt as _, Stream, StreamExt as _, stream};
 use jiff::civil::Date;
 use mongodb::bson::doc;
 use mongodb::options::IndexOptions;
@@ -251,9 +251,9 @@ impl CounterStore {
         Ok((0..ads.len()).map(of).collect())
     }
 
-    /// The views of one day, sorted by ad, without ads that have none. Read from a secondary if
-    /// there is one, so it may be seconds behind. Views counted meanwhile may or may not be
-    /// included.
+    /// The views of one day, in pages sorted by ad, without ads that have none. So a page may be
+    /// empty. Read from a secondary if there is one, so it may be seconds behind. Views counted
+    /// meanwhile may or may not be included.
     ///
     /// # Errors
     /// If the first page cannot be read. If a later page cannot be read, an item of the stream is
@@ -266,7 +266,7 @@ impl CounterStore {
         bot: &BotId,
         day: Date,
     ) -> Result<
-        impl Stream<Item = Result<(AdId, u64), MongoError>> + Send + Unpin + 'static,
+        impl Stream<Item = Result<Vec<(AdId, u64)>, MongoError>> + Send + Unpin + 'static,
         MongoError,
     > {
         let mut pages = Pages::new(self.mongo.clone(), bot, day);
@@ -274,8 +274,7 @@ impl CounterStore {
         let later = stream::try_unfold(pages, async |mut pages| {
             Ok(pages.next().await?.map(|page| (page, pages)))
         });
-        let pages = stream::iter(first.map(Ok)).chain(later);
-        Ok(pages.map_ok(|page| stream::iter(page.into_iter().map(Ok))).try_flatten().boxed())
+        Ok(stream::iter(first.map(Ok)).chain(later).boxed())
     }
 }
 
