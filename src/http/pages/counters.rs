@@ -31,6 +31,8 @@ const DAYS: i32 = 30;
 const TOP: usize = 20;
 const TOP_ADS_MAX: usize = 10_000;
 const TOP_TIME: Duration = Duration::from_secs(2);
+/// Shown if no store returns a total.
+const UNKNOWN: &str = "unknown: MongoDB is unavailable, or a change of this ad is being written";
 /// Shown if no turn is free.
 const BUSY: &str = "Busy: this process already exports the views of this bot, or as many days as it may for this token or for all tokens. Reload the page in some seconds.";
 
@@ -213,7 +215,7 @@ fn totals(found: &Found) -> Markup {
                             td.number {
                                 @match total {
                                     Some(total) => (grouped(*total)),
-                                    None => "unknown: MongoDB is unavailable",
+                                    None => (UNKNOWN),
                                 }
                             }
                         }
@@ -258,13 +260,16 @@ mod tests {
     fn totals_and_days_are_shown_and_names_are_text() {
         let found = Found {
             bot: BotId::parse("a&b").unwrap(),
-            totals: vec![(AdId::parse("<x>").unwrap(), Some(1_234))],
+            totals: vec![
+                (AdId::parse("<x>").unwrap(), Some(1_234)),
+                (AdId::parse("replaced").unwrap(), None),
+            ],
             top: None,
             days: Some(Ok(vec![(jiff::civil::date(2026, 11, 22), 7)])),
         };
         let wish = PageQuery { bot: "\"><b>".to_owned(), ads: "<x>".to_owned() };
         let page = body(&wish, Some(&found), true).into_string();
-        for shown in ["1,234", "2026-11-22", "/counters?bot=a%26b&amp;ads=%3Cx%3E"] {
+        for shown in [UNKNOWN, "1,234", "2026-11-22", "/counters?bot=a%26b&amp;ads=%3Cx%3E"] {
             assert!(page.contains(shown), "{shown} is missing in {page}");
         }
         assert!(!page.contains("<x>") && !page.contains("<b>"), "{page}");
