@@ -9,7 +9,7 @@
 //! 2. The total in the answer to a view is exact at that moment, or `None` if Redis does not know it
 //!    and MongoDB does not answer, or a replacement of the ad is queued. The view counts in any case.
 //!    Totals that are read are exact, with one exception: for an uncached ad whose views are being
-//!    written, those views may be missing.
+//!    written, those views may be missing. The answer then says that it is stale.
 //! 3. A replacement takes effect in the order of the calls: it replaces everything counted before,
 //!    and later views are added. Totals show it immediately, or within seconds if the cache of the
 //!    bot is full; days within seconds.
@@ -170,7 +170,8 @@ impl From<Unanswered<MongoError>> for CountersError {
 pub(crate) struct Totals {
     /// In the requested order; `None` if no store can return it now.
     pub(crate) totals: Vec<Option<u64>>,
-    /// Whether Redis is unavailable or hangs. Then the views of the last seconds are missing.
+    /// Whether views may be missing: those of the last seconds, because Redis is unavailable or
+    /// hangs; or queued ones of uncached ads, because they are just being written to MongoDB.
     pub(crate) stale: bool,
 }
 
@@ -313,13 +314,15 @@ impl Counters {
         let mut stale = false;
         if !missing.is_empty() {
             self.metrics.cache_misses.increment(missing.len() as u64);
-            stale = self.fill(bot, ads, book, &missing, &mut totals, until).await.is_err();
+            let filled = self.fill(bot, ads, book, &missing, &mut totals, until).await;
+            stale = filled.unwrap_or(true);
         }
         Ok(Totals { totals, stale })
     }
 
     /// Adds the totals of the ads at `missing`: the stored views and the queued ones. If a flush
-    /// ran meanwhile, some views may be in both; then both are read again.
+    /// ran meanwhile, some views may be in both; then both are read again. Returns whether queued
+    /// views may be missing: a flush ran until the end.
     ///
     /// # Errors
     /// If Redis stops answering, because queued views may then be missing.
@@ -331,12 +334,13 @@ impl Counters {
         missing: &[usize],
         totals: &mut [Option<u64>],
         until: Instant,
-    ) -> Result<(), CountersError> {
+    ) -> Result<bool, CountersError> {
+        let mut doubt = false;
         let left = || until.saturating_duration_since(Instant::now()).max(self.read_timeout / 4);
         let asked: Vec<AdId> = missing.iter().map(|&at| ads[at].clone()).collect();
         for pause in AGAIN {
-            let Ok(stored) = self.ask(bot, &asked, until).await else { return Ok(()) };
-            let mut doubt = false;
+            let Ok(stored) = self.ask(bot, &asked, until).await else { return Ok(doubt) };
+            doubt = false;
             // If an ad has no queued views, MongoDB contained all its views before it was asked.
             let progress = if missing.iter().any(|&at| is_queued(book.known[at])) {
                 Some(self.redis.read(left(), self.queue.progress(bot)).await)
@@ -368,12 +372,12 @@ impl Counters {
                 return Err(redis.into());
             }
             if !doubt || Instant::now() >= until {
-                return Ok(());
+                return Ok(doubt);
             }
             tokio::time::sleep(pause).await;
             book = self.redis.read(left(), self.queue.book(bot, ads)).await?;
         }
-        Ok(())
+        Ok(doubt)
     }
 
     /// Replaces the counters of an ad.
