@@ -12,8 +12,10 @@
 //! A write that timed out may continue in the server. The next write of its bot waits for it: see
 //! `mongo::turns`.
 //!
-//! While MongoDB is unavailable, no attempt is counted and no view becomes a dead letter. Only an
-//! event that is not a view becomes one.
+//! While MongoDB is unavailable, no attempt is counted, so no queued view becomes a dead letter here.
+//! Only an event that is not a view becomes one. Views from the bus above the quota of their bot
+//! (`quotas.queued_bytes`) are never queued: their copy makes them dead letters, and deletes those
+//! above `quotas.dead_letters`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
