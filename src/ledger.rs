@@ -76,6 +76,12 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
     /// The event to queue and its ledger entry (`None`: no entry).
     fn enter(&self, event: &Event) -> (Event, Option<Posting>);
 
+    /// As [`Self::enter`], for a dead letter that is queued again. What an earlier call of
+    /// [`Self::enter`] decided for good may be kept: only Fairlane writes dead letters.
+    fn enter_again(&self, event: &Event) -> (Event, Option<Posting>) {
+        self.enter(event)
+    }
+
     /// The ledger entry of a queued event (`None`: no entry). Called for events that leave the
     /// queue without an entry from the handler.
     fn entry(&self, event: &Event) -> Option<(Account, Change)>;

@@ -7,11 +7,14 @@
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read as _};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
+use jiff::civil::Date;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
@@ -19,9 +22,10 @@ use super::error::CliError;
 use super::operator;
 use super::output::{Output, count, plain};
 use super::session::Session;
+use crate::clock::SystemClock;
 use crate::config::Config;
 use crate::counters::import::{ImportError, import};
-use crate::counters::view::{self, Line};
+use crate::counters::view::{self, Calendar, Line};
 use crate::id::{BotId, PipelineName};
 use crate::queue::Queue;
 use crate::trail::Action as Act;
@@ -34,6 +38,8 @@ const BYTES: usize = 1 << 20;
 const SHOWN_MAX: u64 = 20;
 /// Pause before a retry while Fairlane has no room for the import.
 const AGAIN: Duration = Duration::from_millis(250);
+/// Interval of messages during such a wait.
+const SAY: Duration = Duration::from_secs(30);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -95,7 +101,8 @@ pub(super) async fn counters(config: Config, args: CountersArgs) -> Result<(), C
     let Action::Import(ImportArgs { file, bot, key, json }) = args.action;
     let name = file.display().to_string();
     let unreadable = |source| CliError::InputMissing { name: name.clone(), source };
-    let (size, found) = check(&file, &name).map_err(unreadable)?;
+    let days = Calendar::new(Arc::new(SystemClock), config.counters.time_zone.clone()).days();
+    let (size, found) = check(&file, &name, &days).map_err(unreadable)?;
     let key = key.unwrap_or(found);
     if size.bad > 0 {
         return Err(CliError::ImportRefused(size.bad));
@@ -106,7 +113,8 @@ pub(super) async fn counters(config: Config, args: CountersArgs) -> Result<(), C
         let action = Act::new("import counters").in_pipeline(&pipeline).of_bot(Some(&bot));
         let action = action.target(&key);
         session.note(action.clone(), "started").await;
-        let job = Job { queue, bot, key, name: &name, progress: bar(size.bytes) };
+        let progress = bar(size.bytes);
+        let job = Job { queue, bot, key, days, name: &name, progress };
         let told = |summary: &Summary| operator::number(&summary.imported);
         let summary = session.act(action, job.run(&file), told).await;
         job.progress.finish_and_clear();
@@ -131,13 +139,13 @@ struct Size {
 }
 
 /// Checks every line, and derives the key from the content.
-fn check(path: &Path, name: &str) -> io::Result<(Size, String)> {
+fn check(path: &Path, name: &str, days: &RangeInclusive<Date>) -> io::Result<(Size, String)> {
     let (mut size, mut hash) = (Size::default(), Sha256::new());
     let mut steps = Steps::open(path)?;
     while let Some(step) = steps.next()? {
         hash.update(&step.text);
         size.bytes += step.text.len() as u64;
-        let Err(bad) = step.lines() else { continue };
+        let Err(bad) = step.lines(days) else { continue };
         for (number, reason) in bad {
             size.bad += 1;
             if size.bad <= SHOWN_MAX {
@@ -169,6 +177,8 @@ struct Job<'a> {
     queue: Queue,
     bot: BotId,
     key: String,
+    /// The days that a line may have.
+    days: RangeInclusive<Date>,
     name: &'a str,
     progress: ProgressBar,
 }
@@ -180,7 +190,8 @@ impl Job<'_> {
         let broken = |source| CliError::ImportInput { name: self.name.to_owned(), source };
         let mut steps = Steps::open(path).map_err(broken)?;
         while let Some(step) = steps.next().map_err(broken)? {
-            let lines = step.lines().map_err(|bad| CliError::ImportRefused(bad.len() as u64))?;
+            let lines =
+                step.lines(&self.days).map_err(|bad| CliError::ImportRefused(bad.len() as u64))?;
             let before = lines.partition_point(|line| line.number <= done);
             summary.skipped += before as u64;
             self.send(&lines[before..], &mut summary).await?;
@@ -192,7 +203,7 @@ impl Job<'_> {
 
     /// Sends these lines until all are accepted. Waits while Fairlane has no room.
     async fn send(&self, mut lines: &[Line], summary: &mut Summary) -> Result<(), CliError> {
-        let mut told = false;
+        let mut waits: Option<Wait> = None;
         while !lines.is_empty() {
             match import(&self.queue, &self.bot, &self.key, lines).await {
                 Ok(progress) => {
@@ -200,11 +211,12 @@ impl Job<'_> {
                     summary.skipped += progress.skipped;
                     let taken = lines.partition_point(|line| line.number <= progress.last);
                     lines = &lines[taken..];
+                    waits = None;
                 }
                 Err(wait @ (ImportError::Waiting { .. } | ImportError::Full { .. })) => {
-                    if !told {
-                        self.progress.suspend(|| eprintln!("waiting: {wait}"));
-                        told = true;
+                    let now = Instant::now();
+                    if let Some(line) = waits.get_or_insert(Wait::since(now)).line(&wait, now) {
+                        self.progress.suspend(|| eprintln!("{line}"));
                     }
                     tokio::time::sleep(AGAIN).await;
                 }
@@ -219,6 +231,35 @@ impl Job<'_> {
     }
 }
 
+/// A wait for room, in which nothing is imported.
+#[derive(Debug, Clone, Copy)]
+struct Wait {
+    since: Instant,
+    say_at: Instant,
+}
+
+impl Wait {
+    fn since(since: Instant) -> Self {
+        Self { since, say_at: since }
+    }
+
+    /// What to say now, if something.
+    fn line(&mut self, reason: &ImportError, now: Instant) -> Option<String> {
+        if now < self.say_at {
+            return None;
+        }
+        self.say_at = now + SAY;
+        let waited = now.duration_since(self.since).as_secs();
+        Some(if waited == 0 {
+            format!("waiting: {reason}")
+        } else {
+            format!(
+                "still waiting after {waited} s: {reason}; check that a fairlane serve with the role work runs, and that it reaches MongoDB"
+            )
+        })
+    }
+}
+
 /// Consecutive lines, and the number of the first one.
 #[derive(Debug)]
 struct Step {
@@ -229,8 +270,8 @@ struct Step {
 }
 
 impl Step {
-    fn lines(&self) -> Result<Vec<Line>, Vec<(u64, String)>> {
-        let lines = view::lines(&self.text, self.first);
+    fn lines(&self, days: &RangeInclusive<Date>) -> Result<Vec<Line>, Vec<(u64, String)>> {
+        let lines = view::lines(&self.text, self.first, days);
         let Some(number) = self.too_long else { return lines };
         let mut bad = lines.err().unwrap_or_default();
         bad.retain(|(other, _)| *other != number);
@@ -304,6 +345,10 @@ mod tests {
         std::iter::from_fn(|| steps.next().unwrap()).collect()
     }
 
+    fn read(step: &Step) -> Result<Vec<Line>, Vec<(u64, String)>> {
+        step.lines(&(view::FIRST_DAY..=view::FIRST_DAY))
+    }
+
     #[test]
     fn steps_are_bounded_follow_each_other_and_lose_nothing() {
         let mut text = Vec::new();
@@ -314,11 +359,28 @@ mod tests {
         text.pop();
         let steps = steps(&text);
         assert_eq!(steps.iter().flat_map(|step| step.text.clone()).collect::<Vec<_>>(), text);
-        let lines: Vec<Line> = steps.iter().flat_map(|step| step.lines().unwrap()).collect();
-        assert!(steps.iter().all(|step| !step.lines().unwrap().is_empty()));
+        let lines: Vec<Line> = steps.iter().flat_map(|step| read(step).unwrap()).collect();
+        assert!(steps.iter().all(|step| !read(step).unwrap().is_empty()));
         assert_eq!(lines.len(), 2_500);
         let follow = lines.windows(2).all(|pair| pair[0].upto == pair[1].before);
         assert!(follow && lines[0].before == 0);
+    }
+
+    #[test]
+    fn a_long_wait_is_told_again_and_again() {
+        let start = Instant::now();
+        let mut wait = Wait::since(start);
+        let mut line = |seconds: u64| {
+            let reason = ImportError::Waiting { waiting: 2_000 };
+            wait.line(&reason, start + Duration::from_secs(seconds))
+        };
+        let first = line(0).unwrap();
+        assert!(first.starts_with("waiting: 2000 or more replacements"), "{first}");
+        assert_eq!((line(1), line(29)), (None, None));
+        let again = line(31).unwrap();
+        assert!(again.starts_with("still waiting after 31 s: 2000"), "{again}");
+        assert_eq!(line(60), None);
+        assert!(line(61).is_some());
     }
 
     #[test]
@@ -327,7 +389,7 @@ mod tests {
         text.extend(vec![b'x'; 3 * BYTES]);
         text.extend(b"\nnonsense\n");
         let bad: Vec<_> =
-            steps(&text).iter().filter_map(|step| step.lines().err()).flatten().collect();
+            steps(&text).iter().filter_map(|step| read(step).err()).flatten().collect();
         assert_eq!(bad.len(), 2, "{bad:?}");
         assert_eq!(bad[0], (2, "longer than 1048576 bytes".to_owned()));
         assert_eq!(bad[1].0, 3);

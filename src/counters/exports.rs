@@ -1,4 +1,4 @@
-//! The exports of a process: how many there are, and whose.
+//! The exports of a process: how many there are, whose, and how they go on.
 //!
 //! A bot has one export at a time, and a token has a quarter of all places. When all places are in
 //! use, the token with the most gives one up, or an export whose client reads nothing. So no client
@@ -7,8 +7,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use tokio::time::Instant;
 
+use super::CountersError;
+use super::view::AdId;
 use crate::id::BotId;
 
 /// Maximum number of exports per process.
@@ -22,6 +25,31 @@ const STALLED: Duration = Duration::from_secs(30);
 #[derive(Debug, thiserror::Error)]
 #[error("another export took over the place of this one; start the export again")]
 pub(crate) struct Overtaken;
+
+/// Why an export stops early.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Broken {
+    /// A store failed.
+    #[error(transparent)]
+    Counters(#[from] CountersError),
+    /// Another export needed the place.
+    #[error(transparent)]
+    Overtaken(#[from] Overtaken),
+}
+
+/// The views of pages. The export goes on with each page, because its client has to read all earlier
+/// views first. A page may have no views: then only the next page shows that the client waits.
+pub(crate) fn views<E: Into<CountersError>>(
+    pages: impl Stream<Item = Result<Vec<(AdId, u64)>, E>> + Send + Unpin + 'static,
+    turn: Turn,
+) -> impl Stream<Item = Result<(AdId, u64), Broken>> + Send + Unpin + 'static {
+    let page = move |page: Result<Vec<(AdId, u64)>, E>| {
+        turn.go_on()?;
+        let views = page.map_err(|error| Broken::Counters(error.into()))?;
+        Ok::<_, Broken>(stream::iter(views.into_iter().map(Ok)))
+    };
+    pages.map(page).try_flatten()
+}
 
 /// Grants turns to exports.
 #[derive(Debug, Clone, Default)]
@@ -132,6 +160,38 @@ mod tests {
         drop(second);
         assert!(begin().is_none(), "an overtaken export ends no turn but its own");
         third.go_on().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_export_goes_on_with_each_page_although_none_has_views() {
+        let exports = Exports::default();
+        let turn = exports.begin("token", ALL, &bot(1)).unwrap();
+        let empty = stream::iter(0..10).then(async |page| {
+            tokio::time::advance(STALLED / 2).await;
+            let views = if page == 9 { vec![(AdId::parse("x").unwrap(), 7)] } else { Vec::new() };
+            Ok::<_, CountersError>(views)
+        });
+        let mut views = views(Box::pin(empty), turn);
+        let (ad, n) = views.next().await.unwrap().unwrap();
+        assert_eq!((ad.as_str(), n), ("x", 7));
+        assert!(exports.begin("other", ALL, &bot(1)).is_none(), "it is not stalled");
+        // Its client reads nothing, so another one takes over.
+        tokio::time::advance(STALLED).await;
+        assert!(exports.begin("other", ALL, &bot(1)).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_export_that_was_overtaken_ends_at_the_next_page() {
+        let exports = Exports::default();
+        let turn = exports.begin("token", ALL, &bot(1)).unwrap();
+        let pages = stream::iter(
+            [1, 2].map(|n| Ok::<_, CountersError>(vec![(AdId::parse("x").unwrap(), n)])),
+        );
+        let mut views = views(pages, turn);
+        assert!(views.next().await.unwrap().is_ok());
+        tokio::time::advance(STALLED).await;
+        let _other = exports.begin("token", ALL, &bot(1)).unwrap();
+        assert!(matches!(views.next().await, Some(Err(Broken::Overtaken(_)))));
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,7 +1,8 @@
 //! Writes queued views to MongoDB, merged per ad, and per ad and day.
 //!
-//! 1. Takes the views that are old enough. Redis can still lose younger ones in a crash. If only
-//!    one of the two collections had such views, the collections would disagree permanently.
+//! 1. Takes the views that are old enough, by the clock of Redis or of this process (`waiting`).
+//!    Redis can still lose younger ones in a crash. If only one of the two collections had such
+//!    views, the collections would disagree permanently.
 //! 2. Merges them per ad, in the order of the queue.
 //! 3. Writes both collections, in portions that the store accepts in time. Each document contains
 //!    the sequence of the last record applied to it, and accepts only later records. So each view
@@ -11,8 +12,10 @@
 //! A write that timed out may continue in the server. The next write of its bot waits for it: see
 //! `mongo::turns`.
 //!
-//! While MongoDB is unavailable, no attempt is counted and no view becomes a dead letter. Only an
-//! event that is not a view becomes one.
+//! While MongoDB is unavailable, no attempt is counted, so no queued view becomes a dead letter here.
+//! Only an event that is not a view becomes one. Views from the bus above the quota of their bot
+//! (`quotas.queued_bytes`) are never queued: their copy makes them dead letters, and deletes those
+//! above `quotas.dead_letters`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,6 +26,7 @@ use tokio::time::Instant;
 
 use super::store::{Added, Change, CounterStore, Effect};
 use super::view::{self, AdId, Deed};
+use super::waiting::Waiting;
 use crate::clock::micros;
 use crate::counters::metrics::CounterMetrics;
 use crate::handler::portion::Portion;
@@ -37,8 +41,11 @@ use crate::mongo::turns::Turn;
 /// waits 3 s, and long enough that many views share a write.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Maximum number of replacements per portion. Each one needs a statement per month, in order.
+/// Maximum number of replacements per portion. Each one clears all months of its ad.
 const REPLACEMENTS_MAX: usize = 50;
+/// Maximum number of months that the replacements of a portion set, unless a single one sets more.
+/// Each month is a statement, and they run in order.
+const MONTHS_MAX: usize = 500;
 /// Number of records that add as much to the size of a write as one more ad. The records of an ad
 /// are summed up, unless its documents already contain some of them.
 const RECORDS_PER_AD: usize = 16;
@@ -60,8 +67,8 @@ impl MinAge {
         self.0.store(micros(age), Ordering::Relaxed);
     }
 
-    fn get_us(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+    fn get(&self) -> Duration {
+        Duration::from_micros(self.0.load(Ordering::Relaxed))
     }
 }
 
@@ -74,6 +81,10 @@ pub(crate) struct CounterHandler {
     patience: Duration,
     /// The maximum size of a write, in ads.
     portion: Portion,
+    /// The same for writes with replacements. They are slower, and any bot can make them slow. So
+    /// they do not shrink the writes of other bots.
+    replacing: Portion,
+    waiting: Waiting,
 }
 
 impl CounterHandler {
@@ -84,18 +95,29 @@ impl CounterHandler {
             metrics: CounterMetrics::new(),
             patience: store_patience(handler_timeout),
             portion: Portion::new(),
+            replacing: Portion::new(),
+            waiting: Waiting::default(),
         }
     }
 
+    fn sizes(&self) -> Sizes {
+        Sizes { adding: self.portion.now(), replacing: self.replacing.now() }
+    }
+
     async fn flush(&self, slice: &Slice) -> Result<Outcomes, Failure> {
+        let age = self.min_age.get();
+        if age.is_zero() {
+            return self.write(slice, slice.events.len()).await;
+        }
         // Both are times on the server's clock, in µs: the fence is at least the time of the claim,
         // and a sequence is the time of arrival.
-        let ripe_us = slice.fence.get().saturating_sub(self.min_age.get_us());
+        let ripe_us = slice.fence.get().saturating_sub(micros(age));
         let ripe = slice.events.partition_point(|event| event.sequence.get() <= ripe_us);
+        let (ripe, wait) = self.waiting.ripe(slice, ripe, age);
         let Some(young) = slice.events.get(ripe) else {
             return self.write(slice, ripe).await;
         };
-        let wait = Duration::from_micros(young.sequence.get() - ripe_us);
+        let wait = wait.min(Duration::from_micros(young.sequence.get().saturating_sub(ripe_us)));
         if ripe == 0 {
             return Ok(Outcomes::first(0).rest_after(wait));
         }
@@ -117,7 +139,7 @@ impl CounterHandler {
         let (mut dead, mut entries) = (Vec::new(), Vec::new());
         let mut failed = false;
         while settled < count && (settled == 0 || Instant::now() < slice.deadline) {
-            let mut portion = merge(&slice.events[settled..count], self.portion.now());
+            let mut portion = merge(&slice.events[settled..count], self.sizes());
             let (refused, taken) = (std::mem::take(&mut portion.refused), portion.count);
             let noted = std::mem::take(&mut portion.entries);
             match self.take(&turn, &slice.bot, portion, until).await {
@@ -152,22 +174,23 @@ impl CounterHandler {
             return Ok(());
         }
         let (started, weight) = (Instant::now(), portion.weight());
+        let size = if portion.replacements > 0 { &self.replacing } else { &self.portion };
         let applying = self.store.apply_in(turn, bot, portion.changes);
         match tokio::time::timeout_at(until, applying).await {
             Ok(Ok(())) => {
                 let took = started.elapsed();
-                self.portion.taken(weight, took, self.patience);
+                size.taken(weight, took, self.patience);
                 self.metrics.flush_seconds.record(took.as_secs_f64());
                 Ok(())
             }
             Ok(Err(error)) => {
                 if error.is_timeout() {
-                    self.portion.too_much(weight);
+                    size.too_much(weight);
                 }
                 Err(error.to_string())
             }
             Err(_) => {
-                self.portion.too_much(weight);
+                size.too_much(weight);
                 let patience = humantime::format_duration(self.patience);
                 Err(format!("MongoDB did not take the views within {patience}"))
             }
@@ -181,6 +204,15 @@ impl Handler for CounterHandler {
     }
 }
 
+/// Maximum sizes of a portion, in ads.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    /// If it only adds views.
+    adding: usize,
+    /// If it has a replacement.
+    replacing: usize,
+}
+
 /// The changes of a portion.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Merged {
@@ -192,32 +224,41 @@ struct Merged {
     entries: Vec<LedgerEntry>,
     /// Number of events in the portion.
     count: usize,
+    /// Number of replacements.
+    replacements: usize,
+    /// Number of months that the replacements set.
+    months: usize,
 }
 
 impl Merged {
     /// The size of the write, in ads.
     fn weight(&self) -> usize {
-        weight(self.changes.len(), self.count)
+        self.changes.len() + self.months + self.count / RECORDS_PER_AD
     }
 }
 
-fn weight(changes: usize, records: usize) -> usize {
-    changes + records / RECORDS_PER_AD
-}
-
-/// Merges the first events: at most up to the size `most` and [`REPLACEMENTS_MAX`] replacements,
-/// and at least one event.
-fn merge(events: &[Delivery], most: usize) -> Merged {
+/// Merges the first events: at most up to one of the sizes `most`, [`REPLACEMENTS_MAX`] replacements and
+/// [`MONTHS_MAX`] of their months, and at least one event.
+fn merge(events: &[Delivery], most: Sizes) -> Merged {
     let mut merged = Merged::default();
     // The index of the last change of each ad.
     let mut places: HashMap<AdId, usize> = HashMap::new();
-    let mut replacements = 0;
     for (at, Delivery { sequence, event }) in events.iter().enumerate() {
-        if replacements == REPLACEMENTS_MAX || at > 0 && merged.weight() >= most {
+        let record = view::read(event);
+        let deed = record.as_ref().ok().map(|record| &record.deed);
+        let months = deed.map_or(0, Deed::months);
+        let replaces = usize::from(matches!(deed, Some(Deed::Replace(_))));
+        let replacements = merged.replacements + replaces;
+        let most = if replacements > 0 { most.replacing } else { most.adding };
+        let is_full = merged.weight() >= most
+            || replacements > REPLACEMENTS_MAX
+            || merged.months + months > MONTHS_MAX;
+        if at > 0 && is_full {
             break;
         }
-        merged.count = at + 1;
-        let record = match view::read(event) {
+        (merged.count, merged.replacements) = (at + 1, replacements);
+        merged.months += months;
+        let record = match record {
             Ok(record) => record,
             Err(error) => {
                 merged.refused.push((at, error.to_string()));
@@ -239,7 +280,6 @@ fn merge(events: &[Delivery], most: usize) -> Merged {
                 changes.push(Change { ad: record.ad, effect: Effect::Add(vec![added]) });
             }
             Deed::Replace(with) => {
-                replacements += 1;
                 places.insert(record.ad.clone(), changes.len());
                 changes.push(Change { ad: record.ad, effect: Effect::Replace(*sequence, with) });
             }
@@ -250,6 +290,7 @@ fn merge(events: &[Delivery], most: usize) -> Merged {
 
 #[cfg(test)]
 mod tests {
+    use jiff::ToSpan as _;
     use jiff::civil::{Date, date};
 
     use super::*;
@@ -270,6 +311,10 @@ mod tests {
     fn viewed(sequence: u64, id: &str, n: u64, day: Date) -> Delivery {
         let event = view::on_day(view::view(&bot(), &ad(id), n), Some(day));
         Delivery { sequence: Sequence::new(sequence), event }
+    }
+
+    fn merge(events: &[Delivery], most: usize) -> Merged {
+        super::merge(events, Sizes { adding: most, replacing: most })
     }
 
     fn added(sequence: u64, n: u64, day: Date) -> Added {
@@ -308,6 +353,32 @@ mod tests {
         let merged = merge(&vec![replaced; REPLACEMENTS_MAX + 1], usize::MAX);
         assert_eq!((merged.count, merged.changes.len()), (REPLACEMENTS_MAX, REPLACEMENTS_MAX));
         assert_eq!(merge(&[viewed(1, "x", 1, DAY)], usize::MAX).count, 1);
+    }
+
+    #[test]
+    fn a_replacement_weighs_as_much_as_its_months() {
+        let replaced = |sequence: u64, id: &str, months: i32| {
+            let day = |month: i32| view::FIRST_DAY.saturating_add(month.months());
+            let days = (0..months)
+                .flat_map(|month| [(day(month), 1), (day(month).tomorrow().unwrap(), 1)]);
+            let with = Replacement { total: 1_000, days: days.collect(), forget: false };
+            let event = view::replacement(&bot(), &ad(id), &with);
+            Delivery { sequence: Sequence::new(sequence), event }
+        };
+        let merged = merge(&[replaced(1, "x", 300)], usize::MAX);
+        assert_eq!((merged.count, merged.weight()), (1, 301));
+        let two = [replaced(1, "x", 300), replaced(2, "y", 200), replaced(3, "z", 1)];
+        let merged = merge(&two, usize::MAX);
+        assert_eq!((merged.count, merged.weight()), (2, 502), "the third has a month too many");
+        let first = merge(&two, 301);
+        assert_eq!(first.count, 1, "the size of a slow store is reached");
+        assert_eq!(merge(&[replaced(1, "x", 700)], 1).count, 1, "a portion has one at least");
+        // Views are in larger portions than replacements are.
+        let mut views: Vec<_> = (0..10).map(|n| viewed(n, &format!("ad-{n}"), 1, DAY)).collect();
+        views.push(replaced(11, "x", 1));
+        let sizes = Sizes { adding: usize::MAX, replacing: 5 };
+        let merged = super::merge(&views, sizes);
+        assert_eq!((merged.count, merged.replacements), (10, 0));
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! 2. The total in the answer to a view is exact at that moment, or `None` if Redis does not know it
 //!    and MongoDB does not answer, or a replacement of the ad is queued. The view counts in any case.
 //!    Totals that are read are exact, with one exception: for an uncached ad whose views are being
-//!    written, those views may be missing.
+//!    written, those views may be missing. The answer then says that it is stale.
 //! 3. A replacement takes effect in the order of the calls: it replaces everything counted before,
 //!    and later views are added. Totals show it immediately, or within seconds if the cache of the
 //!    bot is full; days within seconds.
@@ -29,11 +29,15 @@
 //! view has no such timeout for Redis, because only Redis can count it; views fail immediately once
 //! Redis has been silent for a second. For MongoDB a view waits only like a reader, because it also
 //! counts without a total.
+//!
+//! Reads of many documents are slow without a store that hangs. So they take turns, and open no
+//! breaker (`large`).
 
 pub(crate) mod exports;
 pub(crate) mod gauges;
 pub(crate) mod handler;
 pub(crate) mod import;
+mod large;
 pub(crate) mod metrics;
 pub(crate) mod part;
 pub mod queue;
@@ -41,17 +45,20 @@ pub mod scripts;
 pub mod store;
 pub(crate) mod upkeep;
 pub mod view;
+mod waiting;
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{Stream, StreamExt as _};
+use futures_util::Stream;
 use jiff::civil::Date;
 use tokio::time::Instant;
 use tracing::warn;
 
-use self::exports::{Exports, Turn};
+use self::exports::{Broken, Exports, Turn};
 use self::import::{ImportError, Progress};
+use self::large::{LargeReads, is_large};
 use self::part::CounterPart;
 use self::queue::{AdLedger, Known, NewViews, ViewLedger};
 use self::scripts::Viewed;
@@ -163,7 +170,8 @@ impl From<Unanswered<MongoError>> for CountersError {
 pub(crate) struct Totals {
     /// In the requested order; `None` if no store can return it now.
     pub(crate) totals: Vec<Option<u64>>,
-    /// Whether Redis is unavailable or hangs. Then the views of the last seconds are missing.
+    /// Whether views may be missing: those of the last seconds, because Redis is unavailable or
+    /// hangs; or queued ones of uncached ads, because they are just being written to MongoDB.
     pub(crate) stale: bool,
 }
 
@@ -180,6 +188,7 @@ pub(crate) struct Counters {
     redis: Arc<Breaker>,
     mongo: Arc<Breaker>,
     exports: Exports,
+    large: LargeReads,
 }
 
 impl Counters {
@@ -193,8 +202,8 @@ impl Counters {
         let (redis, mongo) = (Breaker::new("redis"), Breaker::new("mongodb"));
         let (redis, mongo) = (Arc::new(redis), Arc::new(mongo));
         let metrics = CounterMetrics::new();
-        let exports = Exports::default();
-        Self { queue, store, calendar, metrics, read_timeout, redis, mongo, exports }
+        let (exports, large) = (Exports::default(), LargeReads::new());
+        Self { queue, store, calendar, metrics, read_timeout, redis, mongo, exports, large }
     }
 
     /// Counts `n` views (1 to [`view::VIEWS_MAX`]) and returns the new total. `None`: the views
@@ -258,7 +267,15 @@ impl Counters {
     ) -> Result<Vec<Stored>, CountersError> {
         static AWAY: OncePerMinute = OncePerMinute::new();
         let left = until.saturating_duration_since(Instant::now()).max(self.read_timeout / 4);
-        let asked = self.mongo.read(left, self.store.totals(bot, ads)).await;
+        let asked = if is_large(ads.len()) {
+            let totals = async {
+                let _place = self.large.take(bot).await;
+                self.store.totals_apart(bot, ads).await
+            };
+            self.mongo.read_much(left, totals).await
+        } else {
+            self.mongo.read(left, self.store.totals(bot, ads)).await
+        };
         let stored = asked.map_err(CountersError::from).inspect_err(|error| {
             if let Some(suppressed) = AWAY.take() {
                 warn!(%error, suppressed, "MongoDB does not return totals; uncached totals are unknown");
@@ -297,13 +314,15 @@ impl Counters {
         let mut stale = false;
         if !missing.is_empty() {
             self.metrics.cache_misses.increment(missing.len() as u64);
-            stale = self.fill(bot, ads, book, &missing, &mut totals, until).await.is_err();
+            let filled = self.fill(bot, ads, book, &missing, &mut totals, until).await;
+            stale = filled.unwrap_or(true);
         }
         Ok(Totals { totals, stale })
     }
 
     /// Adds the totals of the ads at `missing`: the stored views and the queued ones. If a flush
-    /// ran meanwhile, some views may be in both; then both are read again.
+    /// ran meanwhile, some views may be in both; then both are read again. Returns whether queued
+    /// views may be missing: a flush ran until the end.
     ///
     /// # Errors
     /// If Redis stops answering, because queued views may then be missing.
@@ -315,12 +334,13 @@ impl Counters {
         missing: &[usize],
         totals: &mut [Option<u64>],
         until: Instant,
-    ) -> Result<(), CountersError> {
+    ) -> Result<bool, CountersError> {
+        let mut doubt = false;
         let left = || until.saturating_duration_since(Instant::now()).max(self.read_timeout / 4);
         let asked: Vec<AdId> = missing.iter().map(|&at| ads[at].clone()).collect();
         for pause in AGAIN {
-            let Ok(stored) = self.ask(bot, &asked, until).await else { return Ok(()) };
-            let mut doubt = false;
+            let Ok(stored) = self.ask(bot, &asked, until).await else { return Ok(doubt) };
+            doubt = false;
             // If an ad has no queued views, MongoDB contained all its views before it was asked.
             let progress = if missing.iter().any(|&at| is_queued(book.known[at])) {
                 Some(self.redis.read(left(), self.queue.progress(bot)).await)
@@ -352,12 +372,12 @@ impl Counters {
                 return Err(redis.into());
             }
             if !doubt || Instant::now() >= until {
-                return Ok(());
+                return Ok(doubt);
             }
             tokio::time::sleep(pause).await;
             book = self.redis.read(left(), self.queue.book(bot, ads)).await?;
         }
-        Ok(())
+        Ok(doubt)
     }
 
     /// Replaces the counters of an ad.
@@ -393,6 +413,11 @@ impl Counters {
         self.calendar.today()
     }
 
+    /// The days that a replacement may have: [`Calendar::days`].
+    pub(crate) fn days(&self) -> RangeInclusive<Date> {
+        self.calendar.days()
+    }
+
     /// Views of ads per day, from `from` to `to`, including days without views. The views of the
     /// last seconds are missing.
     ///
@@ -405,7 +430,16 @@ impl Counters {
         from: Date,
         to: Date,
     ) -> Result<Vec<Vec<(Date, u64)>>, CountersError> {
-        Ok(self.mongo.read(self.read_timeout, self.store.daily(bot, ads, from, to)).await?)
+        let months = store::months(from, to) * ads.len();
+        if !is_large(months) {
+            let daily = self.store.daily(bot, ads, from, to);
+            return Ok(self.mongo.read(self.read_timeout, daily).await?);
+        }
+        let daily = async {
+            let _place = self.large.take(bot).await;
+            self.store.daily(bot, ads, from, to).await
+        };
+        Ok(self.mongo.read_much(self.read_timeout, daily).await?)
     }
 
     /// A turn to export for a token that may have `max`, if there is one: see [`Exports::begin`].
@@ -413,21 +447,22 @@ impl Counters {
         self.exports.begin(token, max, bot)
     }
 
-    /// The views of one day, without ads that have none.
+    /// The views of one day, without ads that have none. The turn ends with the stream.
     ///
     /// # Errors
-    /// If MongoDB is unavailable. If it becomes unavailable later, an item of the stream is the
-    /// error.
+    /// If MongoDB is unavailable. If it becomes unavailable later, or another export takes the turn
+    /// over, an item of the stream is the error.
     pub(crate) async fn export(
         &self,
         bot: &BotId,
         day: Date,
+        turn: Turn,
     ) -> Result<
-        impl Stream<Item = Result<(AdId, u64), CountersError>> + Send + Unpin + 'static,
+        impl Stream<Item = Result<(AdId, u64), Broken>> + Send + Unpin + 'static,
         CountersError,
     > {
-        let views = self.mongo.read(EXPORT_WITHIN, self.store.export(bot, day)).await?;
-        Ok(views.map(|view| Ok(view?)))
+        let pages = self.mongo.read_much(EXPORT_WITHIN, self.store.export(bot, day)).await?;
+        Ok(exports::views(pages, turn))
     }
 }
 

@@ -43,7 +43,9 @@ pub(crate) async fn prepare(store: CounterStore, shutdown: Shutdown) {
 }
 
 /// Sets `min_age` to the time span that Redis can lose. It is zero if Redis syncs every write
-/// before it answers. Otherwise, and if the setting is unreadable, it is [`MinAge::EVERYSEC`].
+/// before it answers, and no replica can take over: a replica may lack the last writes. Otherwise,
+/// and if the setting is unreadable, it is [`MinAge::EVERYSEC`]. A first replica is noticed within a
+/// minute.
 pub(crate) async fn watch_persistence(link: Arc<Link>, min_age: MinAge, shutdown: Shutdown) {
     let mut known = None;
     loop {
@@ -66,6 +68,16 @@ pub(crate) async fn watch_persistence(link: Arc<Link>, min_age: MinAge, shutdown
 }
 
 async fn loses_nothing(link: &Link) -> Result<bool, RedisError> {
+    if link.target().is_cluster() || link.target().is_sentinel() {
+        return Ok(false);
+    }
+    let mut command = redis::cmd("INFO");
+    command.arg("replication");
+    let infos = link.ask_every("INFO", &command).await?;
+    let is_alone = |info| redis::from_redis_value::<String>(info).is_ok_and(|info| is_alone(&info));
+    if !infos.into_iter().all(is_alone) {
+        return Ok(false);
+    }
     let mut command = redis::cmd("CONFIG");
     command.arg("GET").arg("appendonly").arg("appendfsync");
     let answers = link.ask_every("CONFIG", &command).await?;
@@ -78,4 +90,35 @@ async fn loses_nothing(link: &Link) -> Result<bool, RedisError> {
             is(&settings, "appendonly", "yes") && is(&settings, "appendfsync", "always")
         })
     }))
+}
+
+/// Whether a server has no replicas, by its `INFO replication`. It keeps its backlog for a while after
+/// the last replica was disconnected: such a replica can still take over.
+fn is_alone(info: &str) -> bool {
+    let has = |line: &str| info.lines().any(|found| found.trim_end() == line);
+    has("role:master") && has("connected_slaves:0") && has("repl_backlog_active:0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_with_replicas_now_or_lately_is_not_alone() {
+        let info = |role: &str, replicas: u32, backlog: u32| {
+            format!(
+                "# Replication\r\nrole:{role}\r\nconnected_slaves:{replicas}\r\nrepl_backlog_active:{backlog}\r\n"
+            )
+        };
+        assert!(is_alone(&info("master", 0, 0)));
+        for other in [
+            info("master", 1, 1),
+            info("master", 10, 0),
+            info("master", 0, 1),
+            info("slave", 0, 0),
+            String::new(),
+        ] {
+            assert!(!is_alone(&other), "{other}");
+        }
+    }
 }

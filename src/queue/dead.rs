@@ -219,7 +219,7 @@ impl Queue {
             return Ok(false);
         };
         let Some(event) = letter.event else { return Ok(false) };
-        let (event, posting) = ledger.enter(&event);
+        let (event, posting) = ledger.enter_again(&event);
         let recount = Recount {
             keys: self.keys_of(bot),
             limits: self.limits(),

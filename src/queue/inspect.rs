@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 
 use super::{PauseNote, Queue};
 use crate::event::Event;
-use crate::id::{BotId, Shard};
+use crate::id::{BotId, Sequence, Shard};
 use crate::rate::{BotLimits, BotRate, Weight};
 use crate::redis::keys::ShardKeys;
 use crate::redis::scripts::{Head, Heads};
@@ -53,6 +53,10 @@ pub struct PipelineView {
     pub dead: u64,
     /// Age of the oldest event in a sample of up to 64 ready, leased or parked bots per shard, ms.
     pub oldest_age_ms: u64,
+    /// The sequence of that event.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub oldest: Option<Sequence>,
     /// Whether the whole pipeline is paused.
     pub stopped: bool,
     /// Since when it is paused, by whom, and why; absent: unknown.
@@ -177,6 +181,7 @@ impl Queue {
         let sequences = heads.values().map(|head| head.sequence).chain(aside.into_values());
         let oldest = sequences.filter(|sequence| *sequence > 0).min();
         view.oldest_age_ms = oldest.map_or(0, |sequence| age_ms(sequence, now));
+        view.oldest = oldest.map(Sequence::new);
         Ok(view)
     }
 
@@ -326,6 +331,7 @@ fn look(reply: &mut Reply) -> Result<(PipelineView, i64, Vec<BotId>), ReplyError
         delayed: reply.number()?,
         dead: reply.number()?,
         oldest_age_ms: 0,
+        oldest: None,
         stopped,
         pause,
     };

@@ -1,7 +1,9 @@
 //! Parses the lines of an import of counters.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
+use jiff::civil::Date;
 use serde::Deserialize;
 
 use super::{AdId, Day, Replacement};
@@ -31,17 +33,22 @@ struct Row {
 }
 
 /// Parses the lines of an import. The first line has the number `first`. Each line is empty or like
-/// `{"ad": "x", "total": 9, "days": {"2026-11-01": 3}}`.
+/// `{"ad": "x", "total": 9, "days": {"2026-11-01": 3}}`. `days`: the days that a line may have
+/// ([`super::Calendar::days`]).
 ///
 /// # Errors
 /// The numbers of the invalid lines, and their problems.
-pub fn lines(text: &[u8], first: u64) -> Result<Vec<Line>, Vec<(u64, String)>> {
+pub fn lines(
+    text: &[u8],
+    first: u64,
+    days: &RangeInclusive<Date>,
+) -> Result<Vec<Line>, Vec<(u64, String)>> {
     let text = text.strip_suffix(b"\n").unwrap_or(text);
     let (mut lines, mut bad) = (Vec::<Line>::new(), Vec::new());
     let mut before = first.saturating_sub(1);
     for (number, text) in (first..).zip(text.split(|byte| *byte == b'\n')) {
         let text = text.trim_ascii();
-        match row(text) {
+        match row(text, days) {
             _ if text.is_empty() => {}
             Ok((ad, with)) => lines.push(Line { number, before, upto: number, ad, with }),
             Err(reason) => bad.push((number, reason)),
@@ -54,7 +61,7 @@ pub fn lines(text: &[u8], first: u64) -> Result<Vec<Line>, Vec<(u64, String)>> {
     if bad.is_empty() { Ok(lines) } else { Err(bad) }
 }
 
-fn row(text: &[u8]) -> Result<(AdId, Replacement), String> {
+fn row(text: &[u8], days: &RangeInclusive<Date>) -> Result<(AdId, Replacement), String> {
     // The deserializer would accept a list as the fields in their order.
     if text.starts_with(b"[") {
         return Err("it is a list; write a JSON object".to_owned());
@@ -62,7 +69,7 @@ fn row(text: &[u8]) -> Result<(AdId, Replacement), String> {
     let row: Row = serde_json::from_slice(text)
         // The parser gets a single line, so its line number says nothing.
         .map_err(|error| error.to_string().replace(" at line 1 column ", " at column "))?;
-    let with = Replacement::checked(row.total, row.days);
+    let with = Replacement::checked(row.total, row.days, days);
     Ok((row.ad, with.map_err(|(field, detail)| format!("{field}: {detail}"))?))
 }
 
@@ -71,6 +78,11 @@ mod tests {
     use jiff::civil::date;
 
     use super::*;
+    use crate::counters::view::FIRST_DAY;
+
+    fn lines(text: &[u8], first: u64) -> Result<Vec<Line>, Vec<(u64, String)>> {
+        super::lines(text, first, &(FIRST_DAY..=date(2026, 11, 21)))
+    }
 
     #[test]
     fn the_lines_of_an_import_follow_each_other_over_empty_ones() {
@@ -96,6 +108,8 @@ nonsense
 {"ad":"b","total":-1}
 {"ad":"b","total":1,"days":{"2026-11-01":2}}
 {"ad":"b","total":1,"days":{"1.11.2026":1}}
+{"ad":"b","total":1,"days":{"1999-12-31":1}}
+{"ad":"b","total":1,"days":{"2026-11-22":0}}
 {"ad":"b","total":1,"views":1}
 {"ad":"b","total":1000000000000001}
 ["b",1]"#;
@@ -107,6 +121,8 @@ nonsense
             "invalid value",
             "days: they have 2 views",
             "it is no day",
+            "days: they have 1999-12-31; write days from 2000-01-01 to 2026-11-21, the day after today",
+            "days: they have 2026-11-22; write days from 2000-01-01 to 2026-11-21, the day after today",
             "unknown field `views`",
             "total: it is 1000000000000001",
             "it is a list",

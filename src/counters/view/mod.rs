@@ -15,11 +15,12 @@ mod import;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
-use jiff::{SignedDuration, Timestamp};
+use jiff::{SignedDuration, Timestamp, ToSpan as _};
 use serde::{Deserialize, Serialize};
 
 pub use self::import::{Line, lines};
@@ -36,6 +37,9 @@ pub const VIEWS_MAX: u64 = 1_000;
 pub const TOTAL_MAX: u64 = 1_000_000_000_000_000;
 /// Maximum number of days in one replacement: 24 months.
 pub const DAYS_MAX: usize = 24 * 31;
+/// The first day that a replacement may have. Each month of an ad is a document, and every later
+/// replacement writes all of them. So no tenant may create months of any year.
+pub const FIRST_DAY: Date = Date::constant(2000, 1, 1);
 /// The type of a view that came over HTTP.
 pub const VIEWED: &str = "ad.viewed";
 
@@ -183,6 +187,14 @@ impl Deed {
             Self::Replace(_) => Change::Replace,
         }
     }
+
+    /// The number of months that a replacement sets; 0 for views.
+    pub(crate) fn months(&self) -> usize {
+        let Self::Replace(Replacement { days, .. }) = self else { return 0 };
+        // The days are in order.
+        let months: Vec<_> = days.keys().map(|day| (day.year(), day.month())).collect();
+        months.chunk_by(|one, next| one == next).count()
+    }
 }
 
 /// Replaces everything that was counted for an ad before.
@@ -197,17 +209,28 @@ pub struct Replacement {
 }
 
 impl Replacement {
-    /// Checks the bounds.
+    /// Checks the bounds. `within`: the days that it may have ([`Calendar::days`]).
     ///
     /// # Errors
     /// The field that is out of bounds, and the problem.
-    pub fn checked(total: u64, days: BTreeMap<Day, u64>) -> Result<Self, (&'static str, String)> {
+    pub fn checked(
+        total: u64,
+        days: BTreeMap<Day, u64>,
+        within: &RangeInclusive<Date>,
+    ) -> Result<Self, (&'static str, String)> {
         if total > TOTAL_MAX {
             let detail = format!("it is {total}; write a whole number from 0 to {TOTAL_MAX}");
             return Err(("total", detail));
         }
         if days.len() > DAYS_MAX {
             let detail = format!("there are {}; at most {DAYS_MAX} are allowed", days.len());
+            return Err(("days", detail));
+        }
+        if let Some(Day(day)) = days.keys().find(|day| !within.contains(&day.0)) {
+            let (first, last) = (within.start(), within.end());
+            let detail = format!(
+                "they have {day}; write days from {first} to {last}, the day after today (counters.time_zone)"
+            );
             return Err(("days", detail));
         }
         let sum = days.values().fold(0, |sum: u64, views| sum.saturating_add(*views));
@@ -344,6 +367,13 @@ impl Calendar {
         Timestamp::from_duration(self.now()).unwrap_or_default().to_zoned(self.zone.clone()).date()
     }
 
+    /// The days that a replacement may have: from [`FIRST_DAY`] to the day after today, because the
+    /// day of another system may already have begun.
+    #[must_use]
+    pub fn days(&self) -> RangeInclusive<Date> {
+        FIRST_DAY..=self.today().saturating_add(1.day())
+    }
+
     fn now(&self) -> SignedDuration {
         SignedDuration::try_from(self.clock.now()).unwrap_or_default()
     }
@@ -363,6 +393,19 @@ pub fn arrived(event: &Event, calendar: &Calendar) -> (Event, Option<(AdId, u64)
     match viewed(event) {
         Ok(counts) if !expired => (on_day(event.clone(), Some(calendar.today())), Some(counts)),
         _ => (on_day(event.clone(), None), None),
+    }
+}
+
+/// The record of a dead letter that is redriven, and its views. Views that arrived in time keep the
+/// day of their arrival. Their stamp is Fairlane's own, because [`arrived`] overwrites all others. A
+/// replacement is not repeated: what it replaced may have changed since. Other events are as if
+/// they arrived now.
+#[must_use]
+pub fn returned(event: &Event, calendar: &Calendar) -> (Event, Option<(AdId, u64)>) {
+    match read(event) {
+        Ok(Record { ad, deed: Deed::Add { n, .. } }) => (event.clone(), Some((ad, n))),
+        Ok(Record { deed: Deed::Replace(_), .. }) => (on_day(event.clone(), None), None),
+        Err(_) => arrived(event, calendar),
     }
 }
 
@@ -415,3 +458,6 @@ fn base36(mut number: u64) -> String {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

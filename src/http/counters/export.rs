@@ -18,9 +18,10 @@ use super::super::extract::{Path, Query};
 use super::super::problem::{Kind, Problem};
 use super::BotPath;
 use super::daily::Day;
-use crate::counters::CountersError;
-use crate::counters::exports::{self, Overtaken, Turn};
+use crate::counters::Counters;
+use crate::counters::exports::{self, Broken, Turn};
 use crate::counters::view::AdId;
+use crate::id::BotId;
 
 pub(super) const NDJSON: &str = "application/x-ndjson";
 /// Maximum number of lines per write.
@@ -67,36 +68,28 @@ pub(super) async fn export(
     Query(ExportQuery { day: Day(day) }): Query<ExportQuery>,
 ) -> Result<Response, Problem> {
     let counters = api.counters_of(&bot, &caller)?;
-    let max = if caller.covers_all() { exports::ALL } else { exports::OF_ONE };
-    let Some(turn) = counters.begin_export(caller.name(), max, &bot) else {
+    let Some(turn) = turn(counters, &caller, &bot) else {
         let detail = "nothing was done: this process already runs an export of this bot, or the maximum \
                       of exports of this token or of all tokens; retry later, or use another process";
         return Err(Problem::new(Kind::Busy, detail).retry_after(BUSY_SECONDS));
     };
-    let views = counters.export(&bot, day).await?;
-    let body = Body::from_stream(chunks(views, turn));
+    let views = counters.export(&bot, day, turn).await?;
+    let body = Body::from_stream(chunks(views));
     Ok(([(header::CONTENT_TYPE, NDJSON)], body).into_response())
 }
 
-/// The reason why an export stops early.
-#[derive(Debug, thiserror::Error)]
-enum Broken {
-    /// A store failed.
-    #[error(transparent)]
-    Counters(#[from] CountersError),
-    /// Another export needed the place.
-    #[error(transparent)]
-    Overtaken(#[from] Overtaken),
+/// A turn to export the views of a bot, if there is one.
+pub(in crate::http) fn turn(counters: &Counters, caller: &Caller, bot: &BotId) -> Option<Turn> {
+    let max = if caller.covers_all() { exports::ALL } else { exports::OF_ONE };
+    counters.begin_export(caller.name(), max, bot)
 }
 
 /// Groups the lines that are available into chunks. An error ends the answer without the last
 /// chunk.
 fn chunks(
-    views: impl Stream<Item = Result<(AdId, u64), CountersError>> + Send + Unpin + 'static,
-    turn: Turn,
+    views: impl Stream<Item = Result<(AdId, u64), Broken>> + Send + Unpin + 'static,
 ) -> impl Stream<Item = Result<Vec<u8>, Broken>> + Send + 'static {
-    let chunk = move |views: Result<Vec<(AdId, u64)>, CountersError>| {
-        turn.go_on()?;
+    let chunk = |views: Result<Vec<(AdId, u64)>, Broken>| {
         let mut text = Vec::new();
         for (ad, views) in views? {
             // Strings and numbers always serialise, and writes to a vector cannot fail.
@@ -125,28 +118,20 @@ mod tests {
     use super::super::super::forwarded::Proxies;
     use super::super::super::listen::{Limits, serve};
     use super::*;
-    use crate::counters::exports::Exports;
-    use crate::id::BotId;
     use crate::redis::RedisError;
 
     fn ad(number: u64) -> (AdId, u64) {
         (AdId::parse(&format!("ad \"{number}\"")).unwrap(), number)
     }
 
-    fn turn() -> Turn {
-        Exports::default().begin("token", 1, &BotId::parse("bot").unwrap()).unwrap()
-    }
-
-    fn failure() -> CountersError {
+    fn failure() -> Broken {
         let (target, message) = ("here".to_owned(), "LOADING".to_owned());
-        RedisError::Refused { target, command: "GET", message }.into()
+        Broken::Counters(RedisError::Refused { target, command: "GET", message }.into())
     }
 
     #[tokio::test]
     async fn every_ad_is_a_line_and_many_lines_are_a_chunk() {
-        let turn = turn();
-        let chunks: Vec<_> =
-            chunks(stream::iter((1..=1_001).map(ad).map(Ok)), turn).collect().await;
+        let chunks: Vec<_> = chunks(stream::iter((1..=1_001).map(ad).map(Ok))).collect().await;
         let chunks: Vec<_> = chunks.into_iter().map(Result::unwrap).collect();
         assert_eq!(chunks.len(), 2);
         assert_eq!(chunks[1], b"{\"ad\":\"ad \\\"1001\\\"\",\"views\":1001}\n");
@@ -155,17 +140,16 @@ mod tests {
 
     #[tokio::test]
     async fn an_error_on_the_way_is_the_last_item() {
-        let turn = turn();
         let views = stream::iter([Ok(ad(1)), Err(failure()), Ok(ad(2))]);
-        let mut chunks = Box::pin(chunks(views, turn));
+        let mut chunks = Box::pin(chunks(views));
         assert!(matches!(chunks.next().await, Some(Err(Broken::Counters(_)))));
     }
 
     /// The whole answer that a client receives for these views.
     async fn answered(
-        views: impl Stream<Item = Result<(AdId, u64), CountersError>> + Send + Unpin + 'static,
+        views: impl Stream<Item = Result<(AdId, u64), Broken>> + Send + Unpin + 'static,
     ) -> String {
-        let body = Body::from_stream(chunks(views, turn()));
+        let body = Body::from_stream(chunks(views));
         let body = Arc::new(Mutex::new(Some(body)));
         let routes =
             Router::new().route("/", get(async move || body.lock().unwrap().take().unwrap()));

@@ -27,7 +27,7 @@ use crate::trail::Action;
 const LINE_MAX: u64 = 1_000_000_000_000;
 /// Maximum number of bad lines in an answer.
 const TOLD: usize = 100;
-/// `Retry-After` while records wait to be written, in seconds.
+/// `Retry-After` while replacements wait to be written, in seconds.
 const WAITING_SECONDS: u32 = 1;
 /// `Retry-After` while Redis is nearly full, in seconds.
 const FULL_SECONDS: u32 = 5;
@@ -51,7 +51,7 @@ pub(super) struct ImportLine {
     /// The total of the ad.
     #[schema(minimum = 0, maximum = 1_000_000_000_000_000_u64)]
     total: u64,
-    /// Views by day; their sum must not exceed the total.
+    /// Views by day, from 2000-01-01 to the day after today; their sum must not exceed the total.
     #[schema(schema_with = days_schema, required = false)]
     days: BTreeMap<String, u64>,
 }
@@ -114,11 +114,11 @@ pub(super) async fn import(
         return Err(Problem::field("line", detail));
     }
     let text = extract::read(&headers, body).await?;
-    let lines = view::lines(&text, first).map_err(|bad| refused(&bad))?;
+    let counters = api.counters_of(&bot, &caller)?;
+    let lines = view::lines(&text, first, &counters.days()).map_err(|bad| refused(&bad))?;
     if lines.is_empty() {
         return Err(Problem::new(Kind::InvalidRequest, "the body has no line; send at least one"));
     }
-    let counters = api.counters_of(&bot, &caller)?;
     let work = async { Ok(counters.import(&bot, key, &lines).await?) };
     let action = Action::new("import counters").in_built_in(crate::counters::PIPELINE);
     let action = action.of_bot(Some(&bot)).target(key).often();

@@ -1,10 +1,12 @@
 //! Replacing the counters of an ad: reset, set, forget.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
+use jiff::civil::Date;
 use serde::Deserialize;
 use utoipa::ToSchema;
 use utoipa::openapi::{Object, ObjectBuilder, Type};
@@ -27,7 +29,8 @@ pub(super) struct Figures {
     /// The new total.
     #[schema(minimum = 0, maximum = 1_000_000_000_000_000_u64)]
     total: u64,
-    /// Views by day, at most [`DAYS_MAX`]; their sum must not exceed the total.
+    /// Views by day, at most [`DAYS_MAX`], from 2000-01-01 to the day after today; their sum must not
+    /// exceed the total.
     #[serde(default)]
     #[schema(schema_with = days_schema, required = false)]
     days: BTreeMap<Day, u64>,
@@ -38,7 +41,7 @@ pub(super) fn days_schema() -> Object {
     ObjectBuilder::new()
         .schema_type(Type::Object)
         .description(Some(
-            "Views by day, such as `2026-11-01`; all other days have none. Their sum must not exceed the total: the difference was viewed on unknown days.",
+            "Views by day, such as `2026-11-01`, from 2000-01-01 to the day after today; all other days have none. Their sum must not exceed the total: the difference was viewed on unknown days.",
         ))
         .additional_properties(Some(views))
         .max_properties(Some(DAYS_MAX))
@@ -46,11 +49,11 @@ pub(super) fn days_schema() -> Object {
         .build()
 }
 
-impl TryFrom<Figures> for Replacement {
-    type Error = Problem;
-
-    fn try_from(Figures { total, days }: Figures) -> Result<Self, Problem> {
-        Self::checked(total, days).map_err(|(field, detail)| Problem::field(field, detail))
+impl Figures {
+    /// The replacement, with days `within` these bounds.
+    fn checked(self, within: &RangeInclusive<Date>) -> Result<Replacement, Problem> {
+        let checked = Replacement::checked(self.total, self.days, within);
+        checked.map_err(|(field, detail)| Problem::field(field, detail))
     }
 }
 
@@ -92,7 +95,8 @@ pub(super) async fn set(
     Path(path): Path<AdPath>,
     extract::Json(figures): extract::Json<Figures>,
 ) -> Result<StatusCode, Problem> {
-    replace(&api, &caller, &path, "set counter", &figures.try_into()?).await
+    let figures = figures.checked(&api.counters_of(&path.bot, &caller)?.days())?;
+    replace(&api, &caller, &path, "set counter", &figures).await
 }
 
 /// Forget an ad
@@ -137,12 +141,12 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::counters::view::TOTAL_MAX;
+    use crate::counters::view::{FIRST_DAY, TOTAL_MAX};
 
     /// The replacement, or the field and the detail.
     fn read(figures: &Value) -> Result<Replacement, (String, String)> {
         let figures: Figures = serde_json::from_value(figures.clone()).unwrap();
-        Replacement::try_from(figures).map_err(|problem| {
+        figures.checked(&(FIRST_DAY..=date(2026, 11, 21))).map_err(|problem| {
             let problem = serde_json::to_value(problem).unwrap();
             let text = |name: &str| problem["errors"][0][name].as_str().unwrap().to_owned();
             (text("field"), text("detail"))
@@ -170,6 +174,8 @@ mod tests {
             (0..count).map(|at| (day(at).to_string(), json!(1))).collect::<serde_json::Map<_, _>>()
         };
         assert!(read(&json!({ "total": 744, "days": days(744) })).is_ok());
+        let bounds = json!({ "total": 2, "days": { "2000-01-01": 1, "2026-11-21": 1 } });
+        assert!(read(&bounds).is_ok());
         for (figures, field, detail) in [
             (
                 json!({ "total": TOTAL_MAX + 1 }),
@@ -180,6 +186,16 @@ mod tests {
                 json!({ "total": 2000, "days": days(745) }),
                 "days",
                 "there are 745; at most 744 are allowed",
+            ),
+            (
+                json!({ "total": 1, "days": { "1999-12-31": 1 } }),
+                "days",
+                "they have 1999-12-31; write days from 2000-01-01 to 2026-11-21, the day after today (counters.time_zone)",
+            ),
+            (
+                json!({ "total": 1, "days": { "2026-11-22": 0, "9999-12-31": 1 } }),
+                "days",
+                "they have 2026-11-22; write days from 2000-01-01 to 2026-11-21, the day after today (counters.time_zone)",
             ),
             (
                 json!({ "total": 2, "days": { "2026-11-01": 3 } }),

@@ -68,8 +68,8 @@ pub(super) struct Shown<'a> {
     /// now.
     #[schema(value_type = std::collections::BTreeMap<String, Option<u64>>)]
     totals: ByAd<'a>,
-    /// Present, and `true`, only while Redis is unavailable: the views of the last seconds are
-    /// missing.
+    /// Present, and `true`, if views may be missing: those of the last seconds while Redis is
+    /// unavailable, or those of uncached ads that are just being written to MongoDB.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     stale: bool,

@@ -14,11 +14,13 @@ use tokio::time::Instant;
 
 use super::super::Api;
 use super::super::auth::Caller;
+use super::super::counters::export_turn;
 use super::super::extract::Query;
 use super::super::problem::Problem;
 use super::{Refusal, bot, grouped, headline, page};
+use crate::counters::exports::{Broken, Turn};
 use crate::counters::view::AdId;
-use crate::counters::{self, Counters, CountersError};
+use crate::counters::{self, Counters};
 use crate::id::BotId;
 
 /// Maximum number of ads per lookup.
@@ -29,6 +31,10 @@ const DAYS: i32 = 30;
 const TOP: usize = 20;
 const TOP_ADS_MAX: usize = 10_000;
 const TOP_TIME: Duration = Duration::from_secs(2);
+/// Shown if no store returns a total.
+const UNKNOWN: &str = "unknown: MongoDB is unavailable, or a change of this ad is being written";
+/// Shown if no turn is free.
+const BUSY: &str = "Busy: this process already exports the views of this bot, or as many days as it may for this token or for all tokens. Reload the page in some seconds.";
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,9 +65,10 @@ struct Top {
 }
 
 impl Top {
-    async fn of(counters: &Counters, bot: &BotId) -> Result<Self, CountersError> {
+    /// Reads an export, so it needs the turn of one.
+    async fn of(counters: &Counters, bot: &BotId, turn: Turn) -> Result<Self, Broken> {
         let deadline = Instant::now() + TOP_TIME;
-        let mut views = counters.export(bot, counters.today()).await?;
+        let mut views = counters.export(bot, counters.today(), turn).await?;
         let mut top = Self { ads: Vec::new(), more: false };
         for _ in 0..TOP_ADS_MAX {
             let Ok(next) = tokio::time::timeout_at(deadline, views.next()).await else {
@@ -118,8 +125,14 @@ async fn find(api: &Api, caller: &Caller, wish: &PageQuery) -> Result<Option<Fou
     let ads: Result<Vec<AdId>, _> = ads.collect();
     let ads = ads.map_err(|error| Problem::field("ads", error.to_string()))?;
     if ads.is_empty() {
-        let top = Top::of(counters, &bot).await;
-        let top = Some(top.map_err(|error| Problem::from(error).detail().to_owned()));
+        let top = match export_turn(counters, caller, &bot) {
+            Some(turn) => Top::of(counters, &bot, turn).await.map_err(|broken| match broken {
+                Broken::Counters(error) => Problem::from(error).detail().to_owned(),
+                Broken::Overtaken(_) => BUSY.to_owned(),
+            }),
+            None => Err(BUSY.to_owned()),
+        };
+        let top = Some(top);
         return Ok(Some(Found { bot, totals: Vec::new(), top, days: None }));
     }
     if ads.len() > ADS {
@@ -202,7 +215,7 @@ fn totals(found: &Found) -> Markup {
                             td.number {
                                 @match total {
                                     Some(total) => (grouped(*total)),
-                                    None => "unknown: MongoDB is unavailable",
+                                    None => (UNKNOWN),
                                 }
                             }
                         }
@@ -247,13 +260,16 @@ mod tests {
     fn totals_and_days_are_shown_and_names_are_text() {
         let found = Found {
             bot: BotId::parse("a&b").unwrap(),
-            totals: vec![(AdId::parse("<x>").unwrap(), Some(1_234))],
+            totals: vec![
+                (AdId::parse("<x>").unwrap(), Some(1_234)),
+                (AdId::parse("replaced").unwrap(), None),
+            ],
             top: None,
             days: Some(Ok(vec![(jiff::civil::date(2026, 11, 22), 7)])),
         };
         let wish = PageQuery { bot: "\"><b>".to_owned(), ads: "<x>".to_owned() };
         let page = body(&wish, Some(&found), true).into_string();
-        for shown in ["1,234", "2026-11-22", "/counters?bot=a%26b&amp;ads=%3Cx%3E"] {
+        for shown in [UNKNOWN, "1,234", "2026-11-22", "/counters?bot=a%26b&amp;ads=%3Cx%3E"] {
             assert!(page.contains(shown), "{shown} is missing in {page}");
         }
         assert!(!page.contains("<x>") && !page.contains("<b>"), "{page}");

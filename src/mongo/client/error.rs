@@ -187,7 +187,7 @@ pub enum MongoError {
 
 impl Away for MongoError {
     fn is_away(&self) -> bool {
-        matches!(self, Self::Away { .. } | Self::Lookup { .. }) || self.is_timeout()
+        self.is_unreachable() || self.is_timeout()
     }
 }
 
@@ -195,7 +195,7 @@ impl MongoError {
     /// Whether the error is temporary, so that a later retry can help.
     #[must_use]
     pub fn is_passing(&self) -> bool {
-        matches!(self, Self::Lookup { .. } | Self::Away { .. }) || self.may_have_run()
+        self.is_unreachable() || self.may_have_run()
     }
 
     /// Whether the command may have run although it failed.
@@ -213,11 +213,24 @@ impl MongoError {
     pub(crate) fn is_timeout(&self) -> bool {
         match self {
             Self::Silent { .. } | Self::Majority { .. } => true,
+            _ => self.is_time_limit(),
+        }
+    }
+
+    /// Whether the server ended the command because it took too long. So the server answers, and the
+    /// error says nothing about other commands.
+    pub(crate) fn is_time_limit(&self) -> bool {
+        match self {
             Self::Interrupted { source, .. } => {
                 code(source).is_some_and(|code| TOO_LONG.contains(&code))
             }
             _ => false,
         }
+    }
+
+    /// Whether no server was found. Then any other command fails in the same way.
+    pub(crate) fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Away { .. } | Self::Lookup { .. })
     }
 
     /// Converts the driver's error on `command`. `met` holds the last error of each server.

@@ -2,6 +2,9 @@
 //! calls collect in the next group. So groups grow with the load, and an idle system has no added
 //! latency.
 //!
+//! Members of different tenants share groups. So the failure of one group fails others only if it
+//! concerns the whole server. A group that must be alone is long, and takes no slot of the others.
+//!
 //! There is no background task. A group is a future that all its members share. Each poll of a
 //! member drives the group, and the group is dropped with its last member. A member must be polled
 //! until it ends, or be dropped.
@@ -34,11 +37,11 @@ type Items<I> = Arc<Mutex<Option<Vec<I>>>>;
 pub(crate) struct BatchLimits {
     /// Maximum number of items of a group, unless a single member has more.
     pub(crate) items_max: usize,
-    /// Maximum number of groups in flight.
+    /// Maximum number of groups in flight. In addition, one group of [`Coalescer::alone`] may be.
     pub(crate) in_flight: usize,
     /// After a failure, all calls fail immediately for this time. Then one probing call is let
-    /// through, and the others fail until it succeeds. Zero: only the calls that are already
-    /// waiting fail with it.
+    /// through, and the others fail until it succeeds. A time limit of the server does not count.
+    /// Zero: only the calls that are already waiting fail, and only if no server was found.
     pub(crate) pause: Duration,
 }
 
@@ -48,6 +51,8 @@ pub(crate) struct Coalescer<I, O>(Arc<Inner<I, O>>);
 struct Inner<I, O> {
     rules: BatchLimits,
     permits: Arc<Semaphore>,
+    /// The permit of the groups that are alone.
+    alone: Arc<Semaphore>,
     run: Box<Run<I, O>>,
     state: Mutex<State<I, O>>,
 }
@@ -58,7 +63,7 @@ struct State<I, O> {
     failure: Option<Failure<O>>,
 }
 
-/// The failure of the last group.
+/// The last failure that concerns other groups, if no group succeeded since.
 struct Failure<O> {
     at: Instant,
     error: MongoError,
@@ -91,6 +96,7 @@ where
         Self(Arc::new(Inner {
             rules,
             permits: Arc::new(Semaphore::new(rules.in_flight)),
+            alone: Arc::new(Semaphore::new(1)),
             run: Box::new(run),
             state: Mutex::new(State { gathering: None, failure: None }),
         }))
@@ -109,10 +115,10 @@ where
         Ok((group.await?, place))
     }
 
-    /// [`Self::join`] with a group of its own.
+    /// [`Self::join`] with a group of its own, which waits only for other such groups.
     pub(crate) async fn alone(&self, items: Vec<I>) -> Result<(Arc<O>, Range<usize>), MongoError> {
         let place = 0..items.len();
-        let (_, group) = self.begin(&mut self.0.state(), items)?;
+        let (_, group) = self.begin(&mut self.0.state(), items, true)?;
         Ok((group.await?, place))
     }
 
@@ -128,7 +134,7 @@ where
             gathered.extend(items);
             return Ok((group, first..first + count));
         }
-        let (items, group) = self.begin(&mut state, items)?;
+        let (items, group) = self.begin(&mut state, items, false)?;
         state.gathering = group.downgrade().map(|weak| (items, weak));
         Ok((group, 0..count))
     }
@@ -137,6 +143,7 @@ where
         &self,
         state: &mut State<I, O>,
         items: Vec<I>,
+        alone: bool,
     ) -> Result<(Items<I>, Group<O>), MongoError> {
         let pause = self.0.rules.pause;
         let probed = state.failure.as_mut().filter(|_| !pause.is_zero());
@@ -147,7 +154,7 @@ where
             }
         }
         let items: Items<I> = Arc::new(Mutex::new(Some(items)));
-        let group = Arc::clone(&self.0).drive(Arc::clone(&items)).boxed().shared();
+        let group = Arc::clone(&self.0).drive(Arc::clone(&items), alone).boxed().shared();
         if let Some(failure) = probed {
             failure.probe = group.downgrade();
         }
@@ -156,10 +163,11 @@ where
 }
 
 impl<I, O> Inner<I, O> {
-    async fn drive(self: Arc<Self>, items: Items<I>) -> Ended<O> {
+    async fn drive(self: Arc<Self>, items: Items<I>, alone: bool) -> Ended<O> {
         let begun = Instant::now();
+        let permits = if alone { &self.alone } else { &self.permits };
         // The semaphore is never closed. Without a permit, groups would only exceed the limit.
-        let place: Slot = Arc::new(Arc::clone(&self.permits).acquire_owned().await.ok());
+        let place: Slot = Arc::new(Arc::clone(permits).acquire_owned().await.ok());
         let items = lock(&items).take().unwrap_or_default();
         if let Some(failure) = &self.state().failure
             && failure.at > begun
@@ -167,12 +175,22 @@ impl<I, O> Inner<I, O> {
             return Err(failure.error.clone());
         }
         let ended = (self.run)(items, Arc::clone(&place)).await;
-        self.state().failure = ended.as_ref().err().map(|error| Failure {
-            at: Instant::now(),
-            error: error.clone(),
-            probe: None,
-        });
+        match &ended {
+            Ok(_) => self.state().failure = None,
+            Err(error) if self.concerns_others(error, alone) => {
+                let (at, error) = (Instant::now(), error.clone());
+                self.state().failure = Some(Failure { at, error, probe: None });
+            }
+            Err(_) => {}
+        }
         ended.map(Arc::new)
+    }
+
+    /// Whether other groups fail with this error too. Otherwise the statements of one tenant, which
+    /// take too long, would fail those of others.
+    fn concerns_others(&self, error: &MongoError, alone: bool) -> bool {
+        let pauses = !self.rules.pause.is_zero() && !alone;
+        error.is_unreachable() || pauses && !error.is_time_limit()
     }
 
     fn state(&self) -> MutexGuard<'_, State<I, O>> {

@@ -2,6 +2,8 @@ use std::pin::pin;
 
 use futures_util::future::join_all;
 use futures_util::poll;
+use mongodb::bson::{deserialize_from_document, doc};
+use mongodb::error::{CommandError, Error, ErrorKind};
 use tokio::sync::mpsc;
 
 use super::*;
@@ -18,8 +20,13 @@ struct Server {
     asked: mpsc::UnboundedReceiver<usize>,
 }
 
-/// Answers with errors while `up` is 0.
+/// Fails while `up` is 0.
 fn server(rules: BatchLimits, up: &Arc<Semaphore>) -> Server {
+    failing(rules, up, silent)
+}
+
+/// [`server`] that fails with this error.
+fn failing(rules: BatchLimits, up: &Arc<Semaphore>, error: fn() -> MongoError) -> Server {
     let (log, asked) = mpsc::unbounded_channel();
     let answers = Arc::new(Semaphore::new(0));
     let (gate, up) = (Arc::clone(&answers), Arc::clone(up));
@@ -28,16 +35,32 @@ fn server(rules: BatchLimits, up: &Arc<Semaphore>) -> Server {
         log.send(items.len()).unwrap();
         async move {
             gate.acquire().await.unwrap().forget();
-            if up.available_permits() == 0 { Err(away()) } else { Ok(items) }
+            if up.available_permits() == 0 { Err(error()) } else { Ok(items) }
         }
         .boxed()
     });
     Server { groups, answers, asked }
 }
 
-fn away() -> MongoError {
-    let url = MongoUrl::parse("mongodb://127.0.0.1:1").unwrap();
-    MongoError::Silent { url, command: "find", within: PAUSE, met: None }
+fn url() -> MongoUrl {
+    MongoUrl::parse("mongodb://127.0.0.1:1").unwrap()
+}
+
+fn silent() -> MongoError {
+    MongoError::Silent { url: url(), command: "find", within: PAUSE, met: None }
+}
+
+fn unreachable() -> MongoError {
+    let source = Box::new(Error::from(std::io::Error::from(std::io::ErrorKind::NotConnected)));
+    MongoError::Away { url: url(), reason: "none".to_owned(), source }
+}
+
+/// The error of the server if a command exceeds `maxTimeMS`.
+fn time_limit() -> MongoError {
+    let reply = doc! { "code": 50, "codeName": "MaxTimeMSExpired", "errmsg": "too long" };
+    let error: CommandError = deserialize_from_document(reply).unwrap();
+    let source = Box::new(Error::from(ErrorKind::Command(error)));
+    MongoError::Interrupted { url: url(), command: "update", reason: "too long".to_owned(), source }
 }
 
 impl Server {
@@ -80,7 +103,9 @@ async fn a_group_takes_no_more_than_its_bound_and_no_call_that_must_be_alone() {
     server.answers.add_permits(99);
     assert_eq!(first.await.unwrap(), (Arc::new(vec![0]), 0..1));
     assert!(calls.await.iter().all(Result::is_ok));
-    assert_eq!(server.asked(), [1, 2, 9, 4, 1]);
+    let mut asked = server.asked();
+    assert_eq!(asked.split_off(2), [2, 9, 4], "in this order");
+    assert_eq!(asked, [1, 1], "the call that is alone has a permit of its own");
 }
 
 #[tokio::test]
@@ -111,11 +136,13 @@ async fn a_caller_that_leaves_cancels_no_other() {
 }
 
 #[tokio::test]
-async fn a_failure_reaches_all_waiting_callers_and_the_next_tries_again() {
+async fn an_unreachable_server_fails_all_waiting_callers_and_the_next_tries_again() {
     let up = Arc::new(Semaphore::new(0));
-    let mut server = server(RULES, &up);
+    let mut server = failing(RULES, &up, unreachable);
     let groups = server.groups.clone();
-    let mut calls = pin!(join_all([groups.alone(vec![1]), groups.alone(vec![2])]));
+    // The last one waits for a permit of its own kind.
+    let calls = [groups.alone(vec![1]).boxed(), groups.alone(vec![2]).boxed()];
+    let mut calls = pin!(join_all(calls));
     assert!(poll!(&mut calls).is_pending());
     server.answers.add_permits(1);
     assert!(calls.await.iter().all(Result::is_err));
@@ -123,6 +150,52 @@ async fn a_failure_reaches_all_waiting_callers_and_the_next_tries_again() {
     up.add_permits(1);
     server.answers.add_permits(1);
     assert!(groups.join(vec![3]).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_group_that_takes_too_long_fails_no_waiting_caller() {
+    for error in [silent, time_limit] {
+        let up = Arc::new(Semaphore::new(0));
+        let server = failing(RULES, &up, error);
+        let groups = server.groups.clone();
+        let mut slow = groups.join(vec![1]).boxed();
+        let mut long = groups.alone(vec![2]).boxed();
+        assert!(poll!(&mut slow).is_pending() && poll!(&mut long).is_pending());
+        let (mut waiting, mut behind) =
+            (groups.join(vec![3]).boxed(), groups.alone(vec![4]).boxed());
+        assert!(poll!(&mut waiting).is_pending() && poll!(&mut behind).is_pending());
+        server.answers.add_permits(2);
+        assert!(slow.await.is_err() && long.await.is_err());
+        up.add_permits(1);
+        server.answers.add_permits(2);
+        assert_eq!(*waiting.await.unwrap().0, [3]);
+        assert_eq!(*behind.await.unwrap().0, [4]);
+    }
+}
+
+#[tokio::test]
+async fn groups_that_are_alone_wait_only_for_each_other() {
+    let mut server = server(RULES, &Arc::new(Semaphore::new(1)));
+    let groups = server.groups.clone();
+    let (mut long, mut other) =
+        (groups.alone(vec![1, 1, 1]).boxed(), groups.alone(vec![2, 2]).boxed());
+    assert!(poll!(&mut long).is_pending() && poll!(&mut other).is_pending());
+    let mut short = groups.join(vec![3]).boxed();
+    assert!(poll!(&mut short).is_pending());
+    assert_eq!(server.asked(), [3, 1], "the short group is in flight beside the long one");
+    server.answers.add_permits(3);
+    assert!(short.await.is_ok() && long.await.is_ok() && other.await.is_ok());
+    assert_eq!(server.asked(), [2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_time_limit_of_the_server_starts_no_pause() {
+    let up = Arc::new(Semaphore::new(0));
+    let server = failing(BatchLimits { pause: PAUSE, ..RULES }, &up, time_limit);
+    server.answers.add_permits(2);
+    assert!(server.groups.join(vec![1]).await.is_err());
+    up.add_permits(1);
+    assert!(server.groups.join(vec![2]).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]

@@ -338,6 +338,28 @@ async fn a_dead_letter_that_can_be_counted_by_now_counts_behind_newer_views() {
 }
 
 #[tokio::test]
+async fn an_uncached_total_is_stale_while_its_views_are_being_written() {
+    let stores = Stores::start(Persistence::Always);
+    let node = Node::start(&stores, &[]).await;
+    let client = node.client();
+    // Several interceptors, so that a repeated flush is held too.
+    let held: Vec<Interceptor> = (0..20)
+        .map(|_| node.mongo.intercept(on("update", DAILY), 1, Interception::HoldCommand))
+        .collect();
+    // Views of the bus cache no total.
+    stores.publish(&views(&ad("x"), 10)).await;
+    eventually(LONG, "the total is written", async || stores.stored_views().await == 10).await;
+    stores.publish(&views(&ad("x"), 5)).await;
+    eventually(LONG, "more views are queued", async || stores.depth().await == 15).await;
+    let answer = client.get("/v1/bots/bot/counters?ids=x").await;
+    assert_eq!(answer.json(), json!({ "totals": { "x": 10 }, "stale": true }));
+    held.iter().for_each(Interceptor::release);
+    stores.settles(&client, &Sums::from([(ad("x"), 15)]), LONG).await;
+    let answer = client.get("/v1/bots/bot/counters?ids=x").await;
+    assert_eq!(answer.json(), json!({ "totals": { "x": 15 } }));
+}
+
+#[tokio::test]
 async fn a_purge_of_views_is_refused_and_takes_none() {
     let stores = Stores::start(Persistence::Always);
     let node = Node::start(&stores, &[]).await;

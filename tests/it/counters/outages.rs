@@ -6,8 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlane::app::Roles;
+use fairlane::clock::{Clock as _, SystemClock};
+use redis::AsyncCommands as _;
 use serde_json::json;
 
+use crate::support::config::SHARDS;
 use crate::support::counter_fleet::{
     Ad, Node, Stores, Sums, View, acknowledged, path, told, total,
 };
@@ -96,6 +99,64 @@ async fn views_of_a_night_without_mongodb_over_two_midnights_are_counted_on_thei
     assert_eq!(days(&client, &known).await, on([5 + 10, 50, 90]));
     assert_eq!(days(&client, &ad("new")).await, on([1, 5, 9]));
     instance.stop().await;
+}
+
+#[tokio::test]
+async fn views_that_exceeded_a_quota_in_an_outage_count_on_their_day_after_a_redrive() {
+    let mut stores = Stores::start(Persistence::Always);
+    let clock = Arc::new(ManualClock::at("2026-11-30T12:00:00Z"));
+    let config = stores.direct(&[("quotas.queued_bytes", "2000")]);
+    let log = Log::default();
+    let instance =
+        Instance::start_at(Arc::clone(&clock) as _, Roles::ALL, &config, log.content()).await;
+    let client = instance.client();
+    stores.mongo.kill9();
+    stores.publish(&(0..100).map(|_| View::new("bot", "x", 1)).collect::<Vec<_>>()).await;
+    let mut dead = 0;
+    eventually(LONG, "some views are queued, and the others are dead letters", async || {
+        let answer = client.get("/v1/pipelines/counters/dead?limit=100").await.json();
+        dead = answer["dead_letters"].as_array().unwrap().len() as u64;
+        stores.depth().await > 0 && stores.depth().await + dead == 100
+    })
+    .await;
+    assert!(dead > 0, "the quota is reached");
+
+    clock.set("2026-12-02T12:00:00Z");
+    stores.mongo.restart(mongo::Options::default());
+    let mut expected = Sums::from([(ad("x"), 100 - dead)]);
+    stores.settles(&client, &expected, LONG).await;
+    let answer = client.post("/v1/pipelines/counters/dead/redrive").await;
+    assert_eq!(answer.json()["redriven"], dead, "{answer:?}");
+    expected.insert(ad("x"), 100);
+    stores.settles(&client, &expected, LONG).await;
+    let day = BTreeMap::from([("2026-11-30".to_owned(), 100)]);
+    assert_eq!(days(&client, &ad("x")).await, day);
+    instance.stop().await;
+}
+
+/// After a step back, sequences and fences are ahead of the clock, and grow by one each.
+#[tokio::test]
+async fn views_are_written_although_the_clock_of_redis_was_set_back_by_an_hour() {
+    let stores = Stores::start(Persistence::EverySecond);
+    let mut connection = stores.redis.connection().await;
+    let ahead = (SystemClock.now() + Duration::from_secs(3_600)).as_micros().to_string();
+    for shard in 0..SHARDS {
+        let meta = format!("fl:{{counters:{shard}}}:meta");
+        let fields = [("seq", &ahead), ("f", &ahead)];
+        let _: () = connection.hset_multiple(meta, &fields).await.unwrap();
+    }
+    let node = Node::start(&stores, &[]).await;
+    let client = node.client();
+    let mut expected = Sums::new();
+    for _ in 0..3 {
+        let views: Vec<View> =
+            (0..50).map(|n| View::new(&format!("bot-{}", n % 5), "x", 1)).collect();
+        stores.publish(&views).await;
+        for view in &views {
+            *expected.entry(view.ad.clone()).or_default() += view.n;
+        }
+        stores.settles(&client, &expected, LONG).await;
+    }
 }
 
 /// While MongoDB is unavailable, `records` views of 200 ads arrive. They are written while new

@@ -414,13 +414,13 @@ async fn an_export_has_every_ad_of_one_bot_that_had_views_on_that_day() {
     rig.documents(DAILY).insert_many(documents).await.unwrap();
 
     let export = rig.store.export(&bot("b"), day).await.unwrap();
-    let found: Vec<(AdId, u64)> = export.try_collect().await.unwrap();
+    let found: Vec<(AdId, u64)> = export.try_concat().await.unwrap();
     let expected: Vec<_> =
         (0..2_100).filter(|n| n % 3 > 0).map(|n| (ad(&name(n)), (n % 3).cast_unsigned())).collect();
     assert!(found == expected, "{} of {} lines", found.len(), expected.len());
     for none in [date(2026, 10, 30), date(2025, 10, 31)] {
         let export = rig.store.export(&bot("b"), none).await.unwrap();
-        assert_eq!(export.try_collect::<Vec<_>>().await.unwrap(), []);
+        assert_eq!(export.try_concat().await.unwrap(), []);
     }
     rig.stop().await;
 }

@@ -197,6 +197,12 @@ async fn exports_that_one_tenant_never_reads_delay_no_other() {
         rig.client.get(day).await.code == 503
     })
     .await;
+    // The top ads of a page are an export too.
+    for (bot, shown) in [("hostile", "Busy: "), ("quiet", "ad-1")] {
+        let page = rig.client.get(&format!("/counters?bot={bot}")).await;
+        let page = String::from_utf8(page.body).unwrap();
+        assert!(page.contains(shown), "{page}");
+    }
     for _ in 0..10 {
         let asked = Instant::now();
         let totals = rig.client.get("/v1/bots/quiet/counters?ids=ad-1").await;

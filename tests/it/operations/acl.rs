@@ -206,6 +206,7 @@ async fn operate(config: &str, queue: &Queue) {
     run(&["bots", "set", "bot-dead", "--weight", "3"]);
     run(&["bots", "set", "bot-dead", "--weight", "1"]);
     run(&["bots", "show", "bot-dead"]);
+    run(&["events", "find", "1", "--bot", "bot-done"]);
     run(&["bots", "release", "bot-done"]);
     let letter =
         queue.dead_letters(Some(&bot("bot-dead")), 1).await.unwrap().remove(0).id.to_string();

@@ -75,6 +75,8 @@ fn unusable() -> Vec<(&'static str, String, Option<Value>, &'static str)> {
         (json!({ "total": 3, "days": { "2026-11-01": "1" } }), "days.2026-11-01"),
         (json!({ "total": 3, "days": { "2026-11-01": 2, "2026-11-02": 2 } }), "days"),
         (json!({ "total": 1_000, "days": days }), "days"),
+        (json!({ "total": 1, "days": { "1999-12-31": 1 } }), "days"),
+        (json!({ "total": 1, "days": { "9999-12-31": 1 } }), "days"),
     ] {
         all.push(("PUT", "/x".to_owned(), Some(body), field));
     }
