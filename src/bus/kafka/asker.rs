@@ -90,9 +90,9 @@ pub(super) fn dropped_aside<T: Send + 'static>(value: T) {
 pub(super) struct Asker(Shared);
 
 impl Asker {
-    /// Asks, and commits for `group`. Blocks for the time of reading certificates.
-    pub(super) fn new(settings: &KafkaSettings, group: &str) -> Result<Self, BusError> {
-        let shared = Shared::new(&settings.asking(group), settings)?;
+    /// A client with this configuration. Blocks for the time of reading certificates.
+    pub(super) fn new(settings: &KafkaSettings, config: &ClientConfig) -> Result<Self, BusError> {
+        let shared = Shared::new(config, settings)?;
         shared.serve()?;
         Ok(Self(shared))
     }

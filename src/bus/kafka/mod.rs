@@ -32,6 +32,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use rdkafka::config::ClientConfig;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, error, warn};
 
@@ -72,6 +73,8 @@ pub struct KafkaSource {
     name: String,
     /// Asks and commits; made when it is needed first.
     asker: Mutex<Option<Asker>>,
+    /// Counts what is not read yet.
+    counter: Mutex<Option<Asker>>,
     /// Asks for the offsets of the consumer group where new pipelines start.
     starter: Mutex<Option<Asker>>,
     publisher: tokio::sync::Mutex<Option<Arc<Publisher>>>,
@@ -120,6 +123,7 @@ impl KafkaSource {
             name: format!("kafka:{}", settings.name),
             settings: Arc::new(settings),
             asker: Mutex::default(),
+            counter: Mutex::default(),
             starter: Mutex::default(),
             publisher: tokio::sync::Mutex::default(),
             reading: tokio::sync::Mutex::default(),
@@ -155,18 +159,22 @@ impl KafkaSource {
     }
 
     /// A client that asks, made in a thread where blocking is allowed: it reads certificates.
-    async fn client(&self, slot: &Mutex<Option<Asker>>, group: &str) -> Result<Asker, BusError> {
+    async fn client(
+        &self,
+        slot: &Mutex<Option<Asker>>,
+        config: impl FnOnce(&KafkaSettings) -> ClientConfig,
+    ) -> Result<Asker, BusError> {
         if let Some(asker) = &*lock(slot) {
             return Ok(asker.clone());
         }
-        let (settings, group) = (Arc::clone(&self.settings), group.to_owned());
-        let made = blocking(&self.settings, move || Asker::new(&settings, &group)).await?;
+        let (settings, config) = (Arc::clone(&self.settings), config(&self.settings));
+        let made = blocking(&self.settings, move || Asker::new(&settings, &config)).await?;
         // Two callers may make one each; the first is kept.
         Ok(lock(slot).get_or_insert(made).clone())
     }
 
     async fn asker(&self) -> Result<Asker, BusError> {
-        self.client(&self.asker, &self.settings.group).await
+        self.client(&self.asker, |settings| settings.asking(&settings.group)).await
     }
 
     fn incarnation(&self, partition: &Partition) -> u64 {
@@ -266,7 +274,11 @@ impl KafkaSource {
 
     /// What the consumer group has handled where new pipelines start.
     async fn handled(&self, group: &str, partitions: &[Partition]) -> Result<Handled, BusError> {
-        let found = self.client(&self.starter, group).await?.committed(partitions).await?;
+        let found = self
+            .client(&self.starter, |settings| settings.asking(group))
+            .await?
+            .committed(partitions)
+            .await?;
         Ok(Handled::new(partitions, found))
     }
 
@@ -283,8 +295,8 @@ impl KafkaSource {
             .collect::<Result<_, _>>()?;
         let asker = self.asker().await?;
         let ends = asker.ends(&partitions).await?;
-        let asked = timeout(COMMITTED_WITHIN, asker.committed(&partitions)).await;
-        let committed = asked.unwrap_or_else(|_| {
+        let answer = timeout(COMMITTED_WITHIN, asker.committed(&partitions)).await;
+        let committed = answer.unwrap_or_else(|_| {
             Err(BusError::Unknown { bus: self.settings.bus(), cause: "no answer in time".into() })
         });
         let mut starts = Vec::with_capacity(from.len());

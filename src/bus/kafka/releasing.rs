@@ -6,7 +6,7 @@ use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use super::position::{Committed, next};
-use super::{FAILED, KafkaSource, Partition, lock};
+use super::{FAILED, KafkaSettings, KafkaSource, Partition, lock};
 use crate::bus::BusError;
 use crate::bus::source::{Progress, Released};
 use crate::id::Offset;
@@ -77,7 +77,9 @@ impl KafkaSource {
         if lock(&self.lag_failed).is_some_and(|failed| failed.elapsed() < LAG_AGAIN) {
             return unknown();
         }
-        let asked = async { self.asker().await?.nexts(partitions).await };
+        // Events of a transaction that stays open wait too.
+        let counter = self.client(&self.counter, KafkaSettings::counting);
+        let asked = async { counter.await?.nexts(partitions).await };
         let error = match timeout(LAG_WITHIN, asked).await {
             Ok(Ok(nexts)) => return nexts,
             Ok(Err(error)) => error.to_string(),

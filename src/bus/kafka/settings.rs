@@ -218,6 +218,13 @@ impl KafkaSettings {
         config
     }
 
+    /// A consumer that only asks for the ends of partitions, behind transactions that are still open.
+    pub(super) fn counting(&self) -> ClientConfig {
+        let mut config = self.asking(&self.group);
+        config.set("isolation.level", "read_uncommitted");
+        config
+    }
+
     /// A consumer that reads this number of partitions.
     pub(super) fn reading(&self, partitions: usize) -> ClientConfig {
         // Each partition has its own queue, so the client applies these bounds to each.

@@ -12,8 +12,8 @@
 //! are there when a topic is seen for the first time are read at once. A topic that has lost partitions was
 //! made anew with fewer of them: the notes of the others are removed, so that they are new if it grows again.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::Value;
@@ -27,6 +27,7 @@ use crate::clock::{SharedClock, millis};
 use crate::fanout::starts::LogEnd;
 use crate::fanout::{Fanout, NewStart};
 use crate::id::Offset;
+use crate::metrics::BusMetrics;
 use crate::redis::{Link, RedisError, keys};
 
 /// What is known of a log.
@@ -47,6 +48,8 @@ pub(super) struct Growth {
     pub(super) clock: SharedClock,
     /// How long a new partition waits for the producers.
     pub(super) wait: Duration,
+    /// The logs that wait, as far as this process shows it.
+    pub(super) waiting: Mutex<HashSet<Arc<str>>>,
 }
 
 impl Growth {
@@ -108,7 +111,25 @@ impl Growth {
             }
         }
         note(link, &key, &noted).await?;
+        self.show(&logs, &readable);
         Ok(readable)
+    }
+
+    /// Shows that the entries of logs that wait are not read yet. All processes show the same.
+    fn show(&self, logs: &[Log], readable: &[Log]) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.retain(|name| {
+            let is_in = |logs: &[Log]| logs.iter().any(|log| log.name == *name);
+            let waits = is_in(logs) && !is_in(readable);
+            if !waits {
+                BusMetrics::new(name).lag.set(0.0);
+            }
+            waits
+        });
+        for log in logs.iter().filter(|log| readable.iter().all(|other| other.name != log.name)) {
+            BusMetrics::new(&log.name).lag.set(unread(log));
+            waiting.insert(Arc::clone(&log.name));
+        }
     }
 
     /// Lets the pipelines of this process start at the first entry of partitions that are not read yet:
@@ -176,6 +197,12 @@ fn added(log: &Log) -> LogEnd {
 /// Whether no partition of its topic is known.
 fn is_first(log: &Log, states: &HashMap<String, State>) -> bool {
     !states.keys().any(|known| topic(known) == topic(&log.name))
+}
+
+/// The number of entries of a log.
+#[expect(clippy::cast_precision_loss, reason = "a count of entries")]
+fn unread(log: &Log) -> f64 {
+    log.last.seq.saturating_sub(log.before.0.seq) as f64
 }
 
 /// The logs that are known and gone, of topics that have others. A topic without any partition may only not

@@ -38,8 +38,8 @@ mod share;
 mod turn;
 mod watch;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -113,7 +113,7 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
     let Reading { source, fanout, link, clock, backlog, partition_wait, meter } = reading;
     let growth = partition_wait.map(|wait| {
         let (fanout, clock) = (Arc::clone(&fanout), Arc::clone(&clock));
-        Growth { fanout, clock, wait }
+        Growth { fanout, clock, wait, waiting: Mutex::default() }
     });
     let watch = Watch::new(meter, Arc::clone(&clock));
     let share = Share::new(Arc::clone(&source), Arc::clone(&link), growth, watch.clone());

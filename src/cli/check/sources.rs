@@ -217,26 +217,31 @@ async fn kafka(config: &Config, source: &SourceConfig, check: String) -> Vec<Fin
                 "set unclean.leader.election.enable=false, and bus.dedup",
             );
         }
-        let sample = topic.sample;
-        if sample.without_key > 0 {
-            add(
-                of("keys"),
-                format!(
-                    "{} of the last {} records have no key",
-                    sample.without_key, sample.records
-                ),
-                "the events of a bot are in several partitions, so they have no order",
-                "key the records by bot",
-            );
-        }
-        if sample.invalid > 0 {
-            add(
-                of("records"),
-                format!("{} of the last {} are no events", sample.invalid, sample.records),
-                "they go to fairlane:invalid",
-                "set `bot` of the source for plain records, or correct the producers",
-            );
-        }
+        of_sample(topic.sample, |what, found, why, remedy| add(of(what), found, why, remedy));
     }
     findings
+}
+
+/// What the last records of a topic show.
+#[cfg(feature = "kafka")]
+fn of_sample(
+    sample: crate::bus::kafka::KafkaSample,
+    mut add: impl FnMut(&str, String, &str, &str),
+) {
+    if sample.without_key > 0 {
+        add(
+            "keys",
+            format!("{} of the last {} records have no key", sample.without_key, sample.records),
+            "the events of a bot are in several partitions, so they have no order",
+            "key the records by bot",
+        );
+    }
+    if sample.invalid > 0 {
+        add(
+            "records",
+            format!("{} of the last {} are no events", sample.invalid, sample.records),
+            "they go to fairlane:invalid",
+            "set `bot` of the source for plain records, or correct the producers",
+        );
+    }
 }

@@ -263,6 +263,7 @@ async fn the_lag_ends_behind_transactions_also_if_they_were_aborted() {
             let json = event("bot", &id, "");
             let record = FutureRecord::to("events").key("bot").payload(&json);
             producer.send(record, PATIENCE).await.unwrap();
+            assert!(rig.lag().await >= 1, "an open transaction waits");
             if commits {
                 producer.commit_transaction(PATIENCE).unwrap();
             } else {
