@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fairlane::bus::BusError;
@@ -273,7 +274,7 @@ async fn a_topic_without_the_right_to_read_it_stops_no_other_topic() {
     mock.topic_error("secret", forbidden).unwrap();
     rig.open_all(1).await;
     // Otherwise it would count as a topic that does not exist yet.
-    assert_eq!(rig.source.topics(), ["kafka:test/events/".into()]);
+    assert_eq!(rig.source.topics(), [Arc::<str>::from("kafka:test/events/")]);
     rig.publish(&[("b", "0")]).await.unwrap();
     assert_eq!(rig.read(1).await[&0], ["0"]);
     let problem = rig.release().await.unwrap()[0].problem.as_ref().unwrap().to_string();
