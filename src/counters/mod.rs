@@ -29,15 +29,11 @@
 //! view has no such timeout for Redis, because only Redis can count it; views fail immediately once
 //! Redis has been silent for a second. For MongoDB a view waits only like a reader, because it also
 //! counts without a total.
-//!
-//! Reads of many documents are slow without a store that hangs. So they take turns, and open no
-//! breaker (`large`).
 
 pub(crate) mod exports;
 pub(crate) mod gauges;
 pub(crate) mod handler;
 pub(crate) mod import;
-mod large;
 pub(crate) mod metrics;
 pub(crate) mod part;
 pub mod queue;
@@ -58,7 +54,6 @@ use tracing::warn;
 
 use self::exports::{Broken, Exports, Turn};
 use self::import::{ImportError, Progress};
-use self::large::{LargeReads, is_large};
 use self::part::CounterPart;
 use self::queue::{AdLedger, Known, NewViews, ViewLedger};
 use self::scripts::Viewed;
@@ -188,7 +183,6 @@ pub(crate) struct Counters {
     redis: Arc<Breaker>,
     mongo: Arc<Breaker>,
     exports: Exports,
-    large: LargeReads,
 }
 
 impl Counters {
@@ -202,8 +196,8 @@ impl Counters {
         let (redis, mongo) = (Breaker::new("redis"), Breaker::new("mongodb"));
         let (redis, mongo) = (Arc::new(redis), Arc::new(mongo));
         let metrics = CounterMetrics::new();
-        let (exports, large) = (Exports::default(), LargeReads::new());
-        Self { queue, store, calendar, metrics, read_timeout, redis, mongo, exports, large }
+        let exports = Exports::default();
+        Self { queue, store, calendar, metrics, read_timeout, redis, mongo, exports }
     }
 
     /// Counts `n` views (1 to [`view::VIEWS_MAX`]) and returns the new total. `None`: the views
@@ -267,15 +261,7 @@ impl Counters {
     ) -> Result<Vec<Stored>, CountersError> {
         static AWAY: OncePerMinute = OncePerMinute::new();
         let left = until.saturating_duration_since(Instant::now()).max(self.read_timeout / 4);
-        let asked = if is_large(ads.len()) {
-            let totals = async {
-                let _place = self.large.take(bot).await;
-                self.store.totals_apart(bot, ads).await
-            };
-            self.mongo.read_much(left, totals).await
-        } else {
-            self.mongo.read(left, self.store.totals(bot, ads)).await
-        };
+        let asked = self.mongo.read(left, self.store.totals(bot, ads)).await;
         let stored = asked.map_err(CountersError::from).inspect_err(|error| {
             if let Some(suppressed) = AWAY.take() {
                 warn!(%error, suppressed, "MongoDB does not return totals; uncached totals are unknown");
@@ -430,16 +416,7 @@ impl Counters {
         from: Date,
         to: Date,
     ) -> Result<Vec<Vec<(Date, u64)>>, CountersError> {
-        let months = store::months(from, to) * ads.len();
-        if !is_large(months) {
-            let daily = self.store.daily(bot, ads, from, to);
-            return Ok(self.mongo.read(self.read_timeout, daily).await?);
-        }
-        let daily = async {
-            let _place = self.large.take(bot).await;
-            self.store.daily(bot, ads, from, to).await
-        };
-        Ok(self.mongo.read_much(self.read_timeout, daily).await?)
+        Ok(self.mongo.read(self.read_timeout, self.store.daily(bot, ads, from, to)).await?)
     }
 
     /// A turn to export for a token that may have `max`, if there is one: see [`Exports::begin`].
@@ -461,7 +438,7 @@ impl Counters {
         impl Stream<Item = Result<(AdId, u64), Broken>> + Send + Unpin + 'static,
         CountersError,
     > {
-        let pages = self.mongo.read_much(EXPORT_WITHIN, self.store.export(bot, day)).await?;
+        let pages = self.mongo.read(EXPORT_WITHIN, self.store.export(bot, day)).await?;
         Ok(exports::views(pages, turn))
     }
 }
