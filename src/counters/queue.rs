@@ -20,9 +20,6 @@ pub const IDEMPOTENCY_WINDOW: Duration = Duration::from_secs(3_600);
 /// How long an import is remembered after its last line.
 pub const IMPORT_WINDOW: Duration = Duration::from_secs(7 * 86_400);
 
-/// Number of ads per call that counts replacements.
-const SCANNED: u32 = 1_000;
-
 /// The ledger of views: per ad, the number of queued views.
 #[derive(Debug)]
 pub struct ViewLedger {
@@ -189,19 +186,17 @@ impl Queue {
         line.map(|line| line.unwrap_or(0)).map_err(|error| self.link().misread("GET", error))
     }
 
-    /// The number of queued replacements of a bot, counted up to `enough`, and the highest share of
-    /// its memory that a server uses, in percent. Few replacements are not counted if the queue has
-    /// fewer records than `enough`.
+    /// The number of waiting records of a bot, and the highest share of its memory that a server
+    /// uses, in percent.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn room(&self, bot: &BotId, enough: u64) -> Result<(u64, u64), RedisError> {
+    pub async fn room(&self, bot: &BotId) -> Result<(u64, u64), RedisError> {
         let mut length = redis::cmd("LLEN");
         length.arg(self.keys_of(bot).queue(bot));
-        let records = self.link().command("LLEN", length).await?;
-        let records = Reply::single(records).and_then(|mut records| records.number());
-        let records: u64 = records.map_err(|error| self.link().misread("LLEN", error))?;
-        let waiting = if records < enough { 0 } else { self.replacements(bot, enough).await? };
+        let waiting = self.link().command("LLEN", length).await?;
+        let waiting = Reply::single(waiting).and_then(|mut waiting| waiting.number());
+        let waiting = waiting.map_err(|error| self.link().misread("LLEN", error))?;
         let mut memory = redis::cmd("INFO");
         memory.arg("memory");
         let answers = self.link().ask_every("INFO", &memory).await?;
@@ -210,24 +205,6 @@ impl Queue {
             info.memory_used.saturating_mul(100).checked_div(info.memory_max)
         });
         Ok((waiting, full.max().unwrap_or(0)))
-    }
-
-    /// The number of queued replacements of a bot, counted up to `enough`.
-    async fn replacements(&self, bot: &BotId, enough: u64) -> Result<u64, RedisError> {
-        let keys = self.keys_of(bot);
-        let [unflushed, ..] = keys.ledger(bot);
-        let (mut cursor, mut count) = ("0".to_owned(), 0);
-        loop {
-            let mut scan = redis::cmd("HSCAN");
-            scan.arg(&unflushed).arg(&cursor).arg("MATCH").arg("r*").arg("COUNT").arg(SCANNED);
-            let page = self.link().command("HSCAN", scan).await?;
-            let page = scanned(page).map_err(|error| self.link().misread("HSCAN", error))?;
-            cursor = page.0;
-            count += page.1;
-            if cursor == "0" || count >= enough {
-                return Ok(count);
-            }
-        }
     }
 
     /// The state of the totals of some ads in Redis.
@@ -327,19 +304,6 @@ fn book(values: Vec<Value>, count: usize) -> Result<AdLedger, ReplyError> {
     Ok(AdLedger { known, acked: String::from_utf8(acked).unwrap_or_default() })
 }
 
-/// The next cursor of a scan, and the sum of the counts on its page.
-fn scanned(page: Value) -> Result<(String, u64), ReplyError> {
-    let mut page = Reply::new(page)?;
-    let cursor = page.text()?;
-    let mut fields = Reply::new(page.next().unwrap_or(Value::Nil))?;
-    let mut sum = 0;
-    while fields.len() > 1 {
-        let (_, count) = (fields.bytes()?, fields.optional::<u64>()?);
-        sum += count.unwrap_or(0);
-    }
-    Ok((cursor, sum))
-}
-
 /// Number of bytes of the run id that a cached total contains.
 const RUN_BYTES: usize = 8;
 
@@ -352,16 +316,6 @@ fn total(run: &[u8], field: Option<&[u8]>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_page_of_replacements_is_summed_up() {
-        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
-        let fields = ["rx", "3", "ry", "1"].map(text).to_vec();
-        let page = Value::Array(vec![text("17"), Value::Array(fields)]);
-        assert_eq!(scanned(page).unwrap(), ("17".to_owned(), 4));
-        let last = Value::Array(vec![text("0"), Value::Array(Vec::new())]);
-        assert_eq!(scanned(last).unwrap(), ("0".to_owned(), 0));
-    }
 
     #[test]
     fn a_cached_total_counts_under_its_own_run_only() {
