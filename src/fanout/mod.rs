@@ -13,11 +13,13 @@
 mod call;
 mod copy;
 mod positions;
+mod read;
 pub(crate) mod starts;
 pub(crate) mod unmatched;
 
 use self::copy::Copying;
 pub use self::positions::Positions;
+pub use self::read::{Range, Read, is_in};
 pub use self::starts::NewStart;
 use self::starts::{LogEnd, Starts};
 use self::unmatched::{Found, Unmatched};
@@ -29,6 +31,7 @@ use futures_util::future::{BoxFuture, join_all, try_join_all};
 use rustc_hash::FxBuildHasher;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
+use tracing::warn;
 
 use crate::event::Event;
 use crate::event::entry::Entry;
@@ -147,6 +150,8 @@ pub struct Fanout {
     starts: Arc<Starts>,
     /// Limits the log line that a pipeline of other processes holds back the trimming of the bus.
     waits_elsewhere: OncePerMinute,
+    /// Limits the log line about a new pipeline whose start is not known.
+    waits_for_start: OncePerMinute,
     unmatched: Unmatched,
     tracer: Tracer,
     /// How long repetitions are dropped; zero: they are not.
@@ -171,26 +176,6 @@ pub struct Gathered {
     covered: Vec<Covered>,
     /// The names of the wanted events, if repetitions are dropped.
     names: HashSet<EventName>,
-}
-
-/// A part of a log: behind the first offset, up to the second one.
-pub type Range = (Offset, Offset);
-
-/// Whether an entry is in one of these ranges.
-#[must_use]
-pub fn is_in(ranges: &[Range], offset: Offset) -> bool {
-    ranges.iter().any(|(after, up_to)| offset > *after && offset <= *up_to)
-}
-
-/// A batch of a log.
-#[derive(Debug, Clone, Copy)]
-pub struct Read<'a> {
-    /// The place of the log.
-    pub log: usize,
-    /// Up to where the batch covers it.
-    pub end: Offset,
-    /// Entries that were read for other shards before, and are not counted again.
-    pub known: &'a [Range],
 }
 
 /// What was read of a log.
@@ -249,8 +234,9 @@ impl Fanout {
         tracer: Tracer,
         window: Duration,
     ) -> Self {
-        let (waits_elsewhere, unmatched) = (OncePerMinute::default(), Unmatched::new());
-        Self { routes, starts, waits_elsewhere, unmatched, tracer, window }
+        let (waits_elsewhere, waits_for_start) = <_>::default();
+        let unmatched = Unmatched::new();
+        Self { routes, starts, waits_elsewhere, waits_for_start, unmatched, tracer, window }
     }
 
     /// Waits until every pipeline knows its interests, at most `within`: after that, events in
@@ -287,13 +273,31 @@ impl Fanout {
             let positions: Vec<Option<Box<[Offset]>>> = (0..shards).map(of).collect();
             Ok::<_, FanoutError>((positions, standing.into_iter().find_map(|log| log.unavailable)))
         };
-        let found = try_join_all(self.routes.iter().map(of_route)).await?;
-        let (pipelines, away): (Vec<_>, Vec<_>) = found.into_iter().unzip();
-        let away = away.into_iter().flatten().next_back();
+        let found = join_all(self.routes.iter().map(of_route)).await;
+        let (mut pipelines, mut away, mut no_start) = (Vec::with_capacity(found.len()), None, None);
+        for (route, found) in self.routes.iter().zip(found) {
+            match found {
+                Ok((positions, unavailable)) => {
+                    pipelines.push(positions);
+                    away = unavailable.map(FanoutError::from).or(away);
+                }
+                // The others are read meanwhile, and it is asked again.
+                Err(error @ FanoutError::NoStart { .. }) => {
+                    if let Some(suppressed) = self.waits_for_start.take() {
+                        warn!(pipeline = %route.queue.name(), %error, suppressed,
+                            "a new pipeline waits for its start; the others are read");
+                    }
+                    pipelines.push(vec![None; route.queue.shards().len()]);
+                    no_start = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let away = no_start.or(away);
         let names = logs.iter().map(|log| Arc::clone(&log.name)).collect();
         let positions = Positions::new(names, pipelines);
         match away {
-            Some(error) if positions.lowest(0).is_none() => Err(error.into()),
+            Some(error) if positions.lowest(0).is_none() => Err(error),
             _ => Ok(positions),
         }
     }

@@ -17,6 +17,7 @@ mod asker;
 mod context;
 mod error;
 mod handled;
+mod incarnations;
 mod position;
 mod publish;
 mod raw;
@@ -34,7 +35,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use rdkafka::config::ClientConfig;
 use tokio::time::{Instant, timeout};
-use tracing::{debug, error, warn};
+use tracing::{error, warn};
 
 use self::asker::Asker;
 use self::handled::Handled;
@@ -51,8 +52,6 @@ use crate::fanout::NewStart;
 use crate::id::Offset;
 use crate::telemetry::PerReason;
 
-/// Interval of reading the incarnations that other processes have committed.
-const INCARNATIONS_EVERY: Duration = Duration::from_secs(30);
 /// Maximum wait for what was committed before, when reading starts. Mostly it is not needed.
 const COMMITTED_WITHIN: Duration = Duration::from_secs(2);
 
@@ -86,6 +85,7 @@ pub struct KafkaSource {
     incarnations: Mutex<HashMap<Partition, u64>>,
     /// When the incarnations were read last.
     incarnations_read: Mutex<Option<Instant>>,
+    incarnations_failed: Mutex<Option<Instant>>,
     /// Topics without the right to see them, and the error that says so.
     forbidden: Mutex<Vec<String>>,
     problem: Mutex<Option<BusError>>,
@@ -130,6 +130,7 @@ impl KafkaSource {
             logs: Mutex::default(),
             incarnations: Mutex::default(),
             incarnations_read: Mutex::default(),
+            incarnations_failed: Mutex::default(),
             forbidden: Mutex::default(),
             problem: Mutex::default(),
             failed: Mutex::default(),
@@ -181,47 +182,6 @@ impl KafkaSource {
         lock(&self.incarnations).get(partition).copied().unwrap_or(FIRST)
     }
 
-    /// Another process may have found that a topic was made anew.
-    ///
-    /// # Errors
-    /// If that is not known: a pipeline that is new to the topic would start before its first record.
-    async fn read_incarnations(
-        &self,
-        asker: &Asker,
-        partitions: &[Partition],
-    ) -> Result<(), BusError> {
-        let read = *lock(&self.incarnations_read);
-        if partitions.is_empty() || read.is_some_and(|read| read.elapsed() < INCARNATIONS_EVERY) {
-            return Ok(());
-        }
-        match asker.committed(partitions).await {
-            Ok(found) => {
-                let mut incarnations = lock(&self.incarnations);
-                for (partition, found) in partitions.iter().zip(found) {
-                    if let Some(found) = found.filter(|found| found.incarnation > FIRST) {
-                        let known = incarnations.entry(partition.clone()).or_default();
-                        *known = found.incarnation.max(*known);
-                    }
-                }
-            }
-            Err(error) if error.is_passing() && read.is_none() => return Err(error),
-            // The next listing asks again.
-            Err(error) if error.is_passing() => {
-                debug!(source = self.settings.name, %error, "cannot read committed offsets");
-                return Ok(());
-            }
-            // Without the right, what is read tells it too.
-            Err(error) => {
-                if let Some(suppressed) = FAILED.take("committed") {
-                    warn!(source = self.settings.name, %error, suppressed,
-                        "cannot read committed offsets: permit Read and Describe on the group, or a new pipeline may get old records of a topic that was made anew");
-                }
-            }
-        }
-        *lock(&self.incarnations_read) = Some(Instant::now());
-        Ok(())
-    }
-
     async fn all_logs(&self) -> Result<Vec<Log>, BusError> {
         let asker = self.asker().await?;
         let partitions = self.permitted(asker.partitions(&self.settings.topics).await?)?;
@@ -230,12 +190,16 @@ impl KafkaSource {
             Some(group) => Some((group, self.handled(group, &partitions).await)),
             None => None,
         };
-        self.read_incarnations(&asker, &partitions).await?;
+        let are_known = self.read_incarnations(&asker, &partitions).await;
         let logs = partitions.iter().zip(ends).map(|(partition, ends)| {
             let incarnation = self.incarnation(partition);
             let start = match &handled {
                 Some((group, Ok(handled))) => handled.start(group, partition, incarnation, ends),
                 Some((_, Err(error))) => NewStart::Unknown(error.to_string().into()),
+                // A pipeline that is new would start in a partition that was made anew since.
+                None if !are_known => {
+                    NewStart::Unknown("the group does not tell which topics were made anew".into())
+                }
                 None => NewStart::Own,
             };
             Log {

@@ -58,7 +58,7 @@ use self::watch::Watch;
 use super::backlog::{Backlog, TOLD_EVERY};
 use super::source::{Batch, Log, Source, Standing};
 use super::{BusError, aside};
-use crate::clock::SharedClock;
+use crate::clock::{SharedClock, millis};
 use crate::fanout::starts::LogEnd;
 use crate::fanout::{Fanout, FanoutError, Gathered, Positions, Read};
 use crate::id::Offset;
@@ -274,8 +274,8 @@ impl Reader {
         loop {
             if let Some(floors) = session.turn.next(&session.logs) {
                 self.copy_and_note(gathered, &mut session, copying).await?;
-                let behind = self.age(session.added_ms);
-                return Err(ReadError::Turned(session.turn.ends(floors, behind, &session.logs)));
+                let now_ms = millis(self.clock.now());
+                return Err(ReadError::Turned(session.turn.ends(floors, now_ms, &session.logs)));
             }
             let (asked, fetched) = if let Some((asked, fetched)) = ahead.take() {
                 (asked, fetched?)

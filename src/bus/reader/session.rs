@@ -104,6 +104,8 @@ pub(super) struct OpenLog {
     pub(super) copied: (Offset, u64),
     /// The last entry of the last checkpoint.
     pub(super) checkpointed: Offset,
+    /// When its last entry read was added, ms since 1970; 0: not known.
+    pub(super) added_ms: u64,
     /// Where the session began to read.
     pub(super) began: Offset,
     /// What was read in turns before.
@@ -124,6 +126,7 @@ impl OpenLog {
             entries,
             copied: (at, entries),
             checkpointed: lowest,
+            added_ms: 0,
             began: at,
             known: Vec::new(),
             lag: 0,
@@ -165,7 +168,9 @@ impl Session {
             log.entries += batch.entries.len() as u64;
             count += batch.entries.len();
             bytes += batch.entries.iter().map(size).sum::<usize>();
-            self.added_ms = batch.added_ms;
+            if batch.added_ms > 0 {
+                (self.added_ms, log.added_ms) = (batch.added_ms, batch.added_ms);
+            }
         }
         self.turn.reads(count);
         if count == 0 {

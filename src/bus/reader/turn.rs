@@ -58,8 +58,8 @@ pub(super) struct Turned {
     floors: Floors,
     /// Whether the session read for all shards.
     for_all: bool,
-    /// How old the last entry read is.
-    behind: Duration,
+    /// How old the last entry read is, ms, of the log that is farthest behind; `None`: not known.
+    behind_ms: Option<u64>,
     /// What was read of each log.
     read: Vec<(Arc<str>, Range)>,
 }
@@ -69,8 +69,8 @@ pub(super) struct Turned {
 pub(super) struct Turns {
     floors: Floors,
     slice: Duration,
-    /// How far behind the last session for all shards was at its end.
-    behind: Option<Duration>,
+    /// How far behind the last session for all shards was at its end, ms.
+    behind_ms: Option<u64>,
     /// Up to where the last session without the shards that are behind has read.
     front: Vec<(Arc<str>, Offset)>,
     known: Mutex<Known>,
@@ -81,7 +81,7 @@ impl Default for Turns {
         Self {
             floors: Floors::default(),
             slice: SLICE,
-            behind: None,
+            behind_ms: None,
             front: Vec::new(),
             known: Mutex::default(),
         }
@@ -100,10 +100,11 @@ impl Turns {
         let known = self.known.get_mut().unwrap_or_else(PoisonError::into_inner);
         turned.read.iter().for_each(|(log, range)| known.add(log, *range));
         if turned.for_all {
-            if self.behind.is_some_and(|before| turned.behind >= before) {
+            let both = turned.behind_ms.zip(self.behind_ms);
+            if both.is_some_and(|(behind, before)| behind >= before) {
                 self.slice = (self.slice * 2).min(SLICE_MAX);
             }
-            self.behind = Some(turned.behind);
+            self.behind_ms = turned.behind_ms.or(self.behind_ms);
         } else if turned.floors.below.is_empty() {
             self.front = turned.read.into_iter().map(|(log, (_, up_to))| (log, up_to)).collect();
         }
@@ -191,7 +192,9 @@ impl Turn {
         let reached = |goals: &[Offset]| logs.iter().zip(goals).all(|(log, goal)| log.end >= *goal);
         let lasts = self.began.map(|began| began.elapsed());
         if !reached(&self.farthest) {
-            if lasts.is_none_or(|lasts| lasts < self.slice) || self.entries < ENTRIES_MIN {
+            let reads = lasts.is_none_or(|lasts| lasts < self.slice) || self.entries < ENTRIES_MIN;
+            // A bus may hang where it is read for these shards only.
+            if reads && self.opened.elapsed() < SLICE_MAX {
                 return None;
             }
             let level = self.floors.level + 1;
@@ -215,9 +218,12 @@ impl Turn {
     }
 
     /// The end of the session, for the turns that follow.
-    pub(super) fn ends(&self, floors: Floors, behind: Duration, logs: &[OpenLog]) -> Turned {
+    pub(super) fn ends(&self, floors: Floors, now_ms: u64, logs: &[OpenLog]) -> Turned {
         let read = logs.iter().map(|log| (Arc::clone(&log.name), (log.began, log.copied.0)));
-        Turned { floors, for_all: !self.leaves_out(), behind, read: read.collect() }
+        let behind = logs.iter().zip(&self.farthest).filter(|(log, farthest)| log.end < **farthest);
+        let added = behind.map(|(log, _)| log.added_ms).filter(|added| *added > 0);
+        let behind_ms = added.min().map(|added| now_ms.saturating_sub(added));
+        Turned { floors, for_all: !self.leaves_out(), behind_ms, read: read.collect() }
     }
 }
 
@@ -345,7 +351,7 @@ mod tests {
     async fn a_session_reads_some_entries_however_slow_its_server_is() {
         let shards = positions(&[[10, 5], [90, 90]]);
         let (mut turn, _) = Turn::new(&Turns::default(), vec![at(100); 2], shards);
-        tokio::time::advance(SLICE_MAX).await;
+        tokio::time::advance(SLICE * 9).await;
         assert_eq!(turn.next(&read_up_to([10, 5])), None, "nothing has come yet");
         turn.reads(ENTRIES_MIN - 1);
         tokio::time::advance(SLICE).await;
@@ -365,17 +371,18 @@ mod tests {
     #[test]
     fn a_slice_grows_while_the_shards_do_not_catch_up() {
         let mut turns = Turns::default();
-        let mut turned = |for_all: bool, seconds: u64| {
-            let behind = Duration::from_secs(seconds);
-            turns.turn(Turned { floors: Floors::default(), for_all, behind, read: Vec::new() });
+        let mut turned = |for_all: bool, ms: u64| {
+            let behind_ms = (ms > 0).then_some(ms);
+            turns.turn(Turned { floors: Floors::default(), for_all, behind_ms, read: Vec::new() });
             turns.slice.as_secs()
         };
         assert_eq!([turned(true, 100), turned(false, 900), turned(true, 99)], [1, 1, 1]);
         assert_eq!([turned(true, 99), turned(true, 105), turned(true, 104)], [2, 4, 4]);
+        assert_eq!([turned(true, 0), turned(true, 103)], [4, 4], "it is not known once");
         for more in 105..115 {
             turned(true, more);
         }
-        assert_eq!(turned(true, 0), SLICE_MAX.as_secs());
+        assert_eq!(turned(true, 1), SLICE_MAX.as_secs());
         turns.over();
         assert_eq!(turns.slice, SLICE);
     }
