@@ -174,7 +174,7 @@ impl Cli {
             Command::Dead(args) => dead::dead(load()?, args).await,
             Command::Audit(args) => audit::audit(load()?, args).await,
             Command::Notifications(args) => notifications::notifications(load()?, args).await,
-            Command::Counters(args) => counters::counters(load()?, args).await,
+            Command::Counters(args) => Box::pin(counters::counters(load()?, args)).await,
             Command::Check(args) => Box::pin(check::check(load(), &args)).await,
             Command::Config(args) => config::config(self.global.config.as_deref(), &args),
             Command::Secret(args) => secret::secret(&load()?, &args),

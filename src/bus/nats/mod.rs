@@ -221,8 +221,11 @@ impl NatsSource {
         {
             end = end.max(last);
         }
+        let is_all = pulled.is_all;
         let messages = self.messages(&reading.stream, pulled.received, end);
-        let messages = Messages { is_all: pulled.is_all, ..messages };
+        // With some messages, the server may have more that it has not looked at.
+        let is_all = is_all && messages.received.is_empty();
+        let messages = Messages { is_all, ..messages };
         if !pulled.ended {
             *lock(&self.reading) = Some(reading);
         }

@@ -381,7 +381,7 @@ async fn a_pipeline_that_starts_with_old_events_does_not_keep_the_others_waiting
             (part..part + 10_000).map(|id| event(&format!("b-{}", id % 50), "test", id)).collect();
         add(&server, TURNS, &old).await;
     }
-    distance.set(Duration::from_millis(50));
+    distance.set(Duration::from_millis(150));
     let url = format!("{:?}", distance.url());
     let settings = [
         ("redis.url", &*url),
@@ -397,10 +397,13 @@ async fn a_pipeline_that_starts_with_old_events_does_not_keep_the_others_waiting
             log.ids("turns-new").len() == (id - OLD + 1) as usize
         })
         .await;
+        if id > OLD {
+            continue; // All old ones may be copied by then.
+        }
         // Otherwise it could have been behind the old ones. Some are handled meanwhile.
         let handled = log.ids("turns-old").len() as u64;
         let copied = handled + queued(&server, "turns-old").await;
-        assert!(copied < u64::from(OLD) * 3 / 4, "{copied} old events are copied");
+        assert!(copied < u64::from(OLD) * 3 / 4, "{copied} old events are copied before {id}");
     }
     // It is read for both.
     let unreadable = [("event", "no event")];

@@ -14,7 +14,7 @@ use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::wait::eventually;
 
-const OLD: u32 = 60_000;
+const OLD: u32 = 100_000;
 
 /// How many events the pipeline has in its queues.
 async fn queued(server: &RedisServer) -> u64 {
@@ -42,7 +42,7 @@ async fn takes_turns(bus: Bus) {
     for part in (0..OLD).step_by(2_500) {
         add(&bus, part..part + 2_500).await;
     }
-    distance.set(Duration::from_millis(50));
+    distance.set(Duration::from_millis(150));
     let (url, sources) = (format!("{:?}", distance.url()), bus.sources());
     let settings = [
         ("redis.url", &*url),
@@ -58,10 +58,13 @@ async fn takes_turns(bus: Bus) {
             log.ids("turns-new").len() == (id - OLD + 1) as usize
         })
         .await;
+        if id > OLD {
+            continue; // All old ones may be copied by then.
+        }
         // Otherwise it could have been behind the old ones. Some are handled meanwhile.
         let handled = log.ids("turns-old").len() as u64;
         let copied = handled + queued(&server).await;
-        assert!(copied < u64::from(OLD) * 3 / 4, "{copied} old events are copied");
+        assert!(copied < u64::from(OLD) * 3 / 4, "{copied} old events are copied before {id}");
     }
     distance.set(Duration::ZERO);
     let all = (OLD + 3) as usize;
