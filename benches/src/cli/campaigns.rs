@@ -23,7 +23,7 @@ fn counts(pipelines: &[Pipeline]) -> Table {
     for row in pipelines {
         let figure = |count: usize| count.to_string();
         table.row(&[
-            row.name.to_owned(),
+            row.name.clone(),
             figure(row.sent),
             figure(row.handled),
             figure(row.lost),
