@@ -69,7 +69,11 @@ const KEPT: &[Row] = &[
     ("`fl:notification-kinds`", "about 50 types", "the first user of a type"),
     ("`fl:{<log>}:read`, `…:starts`, `…:logs`", "one per log of a bus", ""),
     ("`fairlane:events`", "`bus.retention`, and what is not copied yet", "for `bus.retention`"),
-    ("`fairlane:invalid`", "about 10,000 entries", "until others take their place"),
+    (
+        "`fairlane:invalid`",
+        "about 10,000 entries of at most 4 KiB",
+        "until others take their place",
+    ),
     ("`fl:{p:s}:held`", "up to nine fields per bot", "while they have dead letters"),
     (
         "`fl:audit`, `fl:audit-often`",
