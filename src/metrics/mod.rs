@@ -117,7 +117,7 @@ table! {
     NOTIFICATIONS_DUE "notifications_due" Gauge "Notifications with a due time: scheduled, waiting, to be retried, in flight";
     NOTIFICATIONS_OVERDUE "notifications_overdue_seconds" Gauge "How long the first due notification has been overdue, including its time in a queue; without those that wait for their host";
     BREAKER_OPEN "breaker_open" Gauge "1 while a circuit breaker is open at a host, for all bots or for one, by host (the first 20; the number of others as other)";
-    HISTORY_DROPPED "history_dropped_total" Counter "Attempts that are not kept for operators: too many at once, or Redis did not take them";
+    HISTORY_DROPPED "history_dropped_total" Counter "Attempts that are not kept for operators: too many concurrently, or Redis did not take them";
     TRACE_SPANS "trace_spans_total" Counter "Spans that the collector took (tracing.endpoint)";
     TRACE_DROPPED "trace_spans_dropped_total" Counter "Spans that are lost, by reason: buffer_full (the exporter is slower than the spans), not_taken (by the collector)";
     PROBLEMS "problems" Gauge "1 while the finding exists, by problem, severity and pipeline (empty: none): those of fairlane status. One process at a time reports them: use max";
