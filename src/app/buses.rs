@@ -188,6 +188,7 @@ fn kafka_settings(
         login,
         mapping: mapping(source),
         mode: mode(source),
+        check_crcs: kafka.check_crcs,
         reserved: reserved.to_vec(),
         ..KafkaSettings::new(&source.name, kafka.brokers.clone(), kafka.topics.clone())
     })

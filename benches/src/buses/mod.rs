@@ -337,6 +337,7 @@ fn source(options: &Options, address: &str) -> SourceConfig {
             encrypted: false,
             sasl: None,
             tls: TlsFiles { ca_file: None, cert_file: None, key_file: None },
+            check_crcs: false,
             partition_wait: Duration::ZERO,
         }),
     };

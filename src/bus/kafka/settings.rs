@@ -109,6 +109,10 @@ pub struct KafkaSettings {
     /// Maximum size of a request with one event, in bytes. Brokers have a limit of their own, 1 MiB by
     /// default.
     pub message_max_bytes: usize,
+    /// Whether the client checks the checksum of each batch. Behind a wrong one, librdkafka reads the rest of
+    /// the answer from the wrong place, and may abort the process (`rd_kafka_buf_skip_to` in
+    /// `rd_kafka_msgset_reader_v2` of 2.12.1).
+    pub check_crcs: bool,
     /// How records that are not CloudEvents become events.
     pub mapping: Mapping,
     /// How events are published.
@@ -134,6 +138,7 @@ impl KafkaSettings {
             tls: None,
             login: None,
             message_max_bytes: Self::MESSAGE_MAX_BYTES,
+            check_crcs: false,
             mapping: Mapping::events_only(name),
             mode: Mode::Structured,
             reserved: Vec::new(),
@@ -234,7 +239,7 @@ impl KafkaSettings {
         config
             .set("auto.offset.reset", "error")
             .set("enable.partition.eof", "true")
-            .set("check.crcs", "true")
+            .set("check.crcs", self.check_crcs.to_string())
             .set("queued.min.messages", (100_000 / partitions).clamp(1_000, 50_000).to_string())
             .set("queued.max.messages.kbytes", kib.to_string())
             .set("max.partition.fetch.bytes", (kib * 1_024).min(1_024 * 1_024).to_string())
@@ -318,6 +323,15 @@ mod tests {
             let kib: usize = config.get("queued.max.messages.kbytes").unwrap().parse().unwrap();
             assert!(kib * partitions <= AHEAD_MAX_KIB, "{partitions}");
         }
+    }
+
+    #[test]
+    fn a_checksum_is_compared_only_if_the_settings_say_so() {
+        for check_crcs in [false, true] {
+            let settings = KafkaSettings { check_crcs, ..settings() };
+            assert_eq!(settings.reading(1).get("check.crcs"), Some(&*check_crcs.to_string()));
+        }
+        assert!(!settings().check_crcs, "a damaged batch would end the process");
     }
 
     #[test]

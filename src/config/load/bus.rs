@@ -31,7 +31,7 @@ const NATS_KEYS: [&str; 10] = [
     "creds_file",
 ];
 /// The keys that only sources of Kafka have.
-const KAFKA_KEYS: [&str; 8] = [
+const KAFKA_KEYS: [&str; 9] = [
     "brokers",
     "topics",
     "publish_topic",
@@ -39,6 +39,7 @@ const KAFKA_KEYS: [&str; 8] = [
     "security",
     "sasl_mechanism",
     "username",
+    "check_crcs",
     "partition_wait",
 ];
 
@@ -249,6 +250,7 @@ impl Table<'_> {
             encrypted,
             sasl: self.sasl(logs_in)?,
             tls: self.tls(),
+            check_crcs: self.read.flag("check_crcs"),
             partition_wait: self.read.duration("partition_wait")?,
         })
     }

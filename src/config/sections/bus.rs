@@ -177,6 +177,8 @@ pub struct KafkaSection {
     pub sasl: Option<Sasl>,
     /// The certificates. None unless [`Self::encrypted`].
     pub tls: TlsFiles,
+    /// Whether the client checks the checksum of each batch. The process ends if one is wrong.
+    pub check_crcs: bool,
     /// How long new partitions wait until no producer uses the old number of partitions. At most 1
     /// day.
     pub partition_wait: Duration,

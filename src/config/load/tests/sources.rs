@@ -43,6 +43,11 @@ fn a_source_has_the_defaults_of_its_kind() {
         (kafka.security_protocol(), kafka.partition_wait),
         ("PLAINTEXT", Duration::from_secs(300))
     );
+    assert!(!kafka.check_crcs);
+    let SourceKind::Kafka(checked) = only(&format!("{KAFKA}check_crcs = true")).kind else {
+        panic!()
+    };
+    assert!(checked.check_crcs);
 }
 
 #[test]

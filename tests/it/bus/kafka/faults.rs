@@ -155,9 +155,7 @@ fn word(bytes: &mut [u8], at: usize) {
     bytes[at..at + 7].copy_from_slice(b"damaged");
 }
 
-/// Gives the batch of a record a format that the client does not know. The client compares no checksum
-/// then: behind a wrong one it reads the rest of the answer from the wrong place, and may abort the
-/// process (`rd_kafka_buf_skip_to` in `rd_kafka_msgset_reader_v2` of librdkafka 2.12.1).
+/// Gives the batch of a record a format that the client does not know.
 fn format(bytes: &mut [u8], at: usize) {
     let value = bytes[..at].windows(2).rposition(|text| text == b"{\"").unwrap();
     // The header of a batch has 61 bytes, with the format after the first 16. The record has 11 before its
@@ -204,7 +202,8 @@ async fn a_batch_that_cannot_be_read_names_its_place_and_is_never_skipped() {
         let record = FutureRecord::to("events").partition(0).key("bot").payload(&json);
         producer.send(record, PATIENCE).await.unwrap();
     }
-    let mut rig = Rig::new(settings(&broker.brokers(), "events"));
+    let checking = KafkaSettings { check_crcs: true, ..settings(&broker.brokers(), "events") };
+    let mut rig = Rig::new(checking);
     for _ in 0..2 {
         rig.open_all(1).await;
         let mut error = None;
@@ -223,6 +222,35 @@ async fn a_batch_that_cannot_be_read_names_its_place_and_is_never_skipped() {
         assert!(text.contains("kafka:test/events/0") && text.contains("1-1"), "{text}");
         rig.fetch().await.unwrap_err();
     }
+}
+
+/// The client would read the rest of the answer from the wrong place if it compared the checksum, and abort
+/// the process.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_checksum_among_several_partitions_ends_nothing() {
+    const PARTITIONS: i32 = 4;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let broker = KafkaBroker::start_behind(listener.local_addr().unwrap().port());
+    let mut front = JoinSet::new();
+    front.spawn(damage(listener, broker.own_address(), word));
+    broker.create_topic("events", PARTITIONS).await;
+    let producer: FutureProducer = broker.config().create().unwrap();
+    let mut ids = Vec::new();
+    for partition in 0..PARTITIONS {
+        for data in ["first", "DAMAGED", "last"] {
+            let id = format!("{partition} {}", data.to_lowercase());
+            let json = event("bot", &id, data);
+            let record = FutureRecord::to("events").partition(partition).key("bot").payload(&json);
+            producer.send(record, PATIENCE).await.unwrap();
+            ids.push(id);
+        }
+    }
+    let mut rig = Rig::new(settings(&broker.brokers(), "events"));
+    rig.open_all(4).await;
+    let mut found: Vec<_> = rig.read(ids.len()).await.into_values().flatten().collect();
+    found.sort();
+    ids.sort();
+    assert_eq!(found, ids);
 }
 
 #[tokio::test(flavor = "multi_thread")]
