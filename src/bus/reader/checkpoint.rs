@@ -95,7 +95,7 @@ impl Reader {
                 }
             }
             if let Some(lag) = released.lag {
-                log.lag = lag;
+                log.lag = Some(lag);
                 #[expect(clippy::cast_precision_loss, reason = "a count of entries in memory")]
                 log.metrics.lag.set(lag as f64);
             }

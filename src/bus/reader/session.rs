@@ -110,8 +110,9 @@ pub(super) struct OpenLog {
     pub(super) began: Offset,
     /// What was read in turns before.
     pub(super) known: Vec<Range>,
-    /// Number of entries that are not read yet, when it was known last.
-    pub(super) lag: u64,
+    /// Number of entries that are not read yet, when it was known last; `None`: it was not known since the
+    /// session began.
+    pub(super) lag: Option<u64>,
 }
 
 impl OpenLog {
@@ -129,7 +130,7 @@ impl OpenLog {
             added_ms: 0,
             began: at,
             known: Vec::new(),
-            lag: 0,
+            lag: None,
         }
     }
 

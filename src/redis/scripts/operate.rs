@@ -211,8 +211,8 @@ pub struct Note<'a> {
     pub offset: Offset,
     /// Number of entries ever added up to there.
     pub entries: u64,
-    /// Number of entries behind it.
-    pub lag: u64,
+    /// Number of entries behind it. `None`: not known, the number before stays.
+    pub lag: Option<u64>,
 }
 
 impl Call for Note<'_> {
@@ -222,7 +222,8 @@ impl Call for Note<'_> {
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::note, 1);
-        cmd.arg(self.key).arg(self.offset.to_string()).arg(self.entries).arg(self.lag);
+        let lag = self.lag.map_or_else(String::new, |lag| lag.to_string());
+        cmd.arg(self.key).arg(self.offset.to_string()).arg(self.entries).arg(lag);
         cmd
     }
 

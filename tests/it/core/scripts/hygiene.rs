@@ -268,7 +268,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Emit { prefix: &Prefix::default(), stream: "s", window_ms: 1, events: &emitted }),
         named(&Trim { stream: "s", keep: at }),
         named(&Advance { keys, spans: vec![Span { log: "s", prev: Offset::default(), last: at }] }),
-        named(&Note { key: "fl:{s}:read", offset: at, entries: 1, lag: 0 }),
+        named(&Note { key: "fl:{s}:read", offset: at, entries: 1, lag: Some(0) }),
         named(&Act { key: "fl:audit", action: b"{}", kept: 1_000 }),
         named(&Beat { key: "fl:processes", id: "i", says: "s", ttl_ms: 1 }),
         named(&Heads { keys, bots: &[a.clone(), bot("b")] }),

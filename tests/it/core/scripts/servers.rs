@@ -159,3 +159,19 @@ async fn a_subscriber_of_the_wake_channel_hears_that_a_bot_is_ready() {
     let low = link.call(&Claim { max: 0, ..claim_all(&keys) }).await.unwrap().low.unwrap();
     assert_eq!(payload, format!("ready {low}"));
 }
+
+#[tokio::test]
+async fn a_note_without_a_lag_keeps_the_one_that_was_known_last() {
+    let server = RedisServer::start(Options::default());
+    let mut connection = server.connection().await;
+    let key = "fl:{events}:read";
+    let mut seen = Vec::new();
+    for (seq, lag) in [(1, None), (2, Some(7)), (3, None), (4, Some(0))] {
+        let note = Note { key, offset: Offset { ms: 1, seq }, entries: seq, lag };
+        link(&server).call(&note).await.unwrap();
+        let noted: BTreeMap<String, String> = connection.hgetall(key).await.unwrap();
+        assert_eq!(noted["offset"], format!("1-{seq}"));
+        seen.push(noted.get("lag").cloned());
+    }
+    assert_eq!(seen, [None, Some("7".to_owned()), Some("7".to_owned()), Some("0".to_owned())]);
+}

@@ -24,8 +24,12 @@ pub(super) async fn bus<M: Meter>(stage: &mut Stage<M>) {
     let hold = Hold { key: "fl:{events}:reader", token: "t", ttl_ms: 2_000 };
     stage.measure("a new reader", &hold).await;
     stage.measure("the same reader", &hold).await;
-    let note =
-        Note { key: "fl:{events}:read", offset: Offset { ms: 1, seq: 1 }, entries: 1, lag: 0 };
+    let note = Note {
+        key: "fl:{events}:read",
+        offset: Offset { ms: 1, seq: 1 },
+        entries: 1,
+        lag: Some(0),
+    };
     stage.measure("one position", &note).await;
     let (prev, last) = (Offset { ms: 1, seq: 0 }, Offset { ms: 1, seq: 9 });
     stage
