@@ -120,7 +120,7 @@ impl BusMeter {
     }
 
     /// The current state.
-    pub(super) fn state(&self) -> BusState {
+    pub(crate) fn state(&self) -> BusState {
         self.lock().clone()
     }
 

@@ -35,8 +35,11 @@ impl Watch {
         self.meter.as_deref().filter(|_| !self.fails_partly.load(Ordering::Relaxed))
     }
 
-    /// This process reads so many of the logs.
+    /// This process reads so many of the logs. Without any, it knows nothing of their problems.
     pub(super) fn reads(&self, logs: usize) {
+        if logs == 0 {
+            self.fails_partly.store(false, Ordering::Relaxed);
+        }
         if let Some(meter) = &self.meter {
             meter.reads(logs);
         }
@@ -63,5 +66,30 @@ impl Watch {
         {
             meter.failed(&error.to_string(), millis(self.clock.now()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::SystemClock;
+
+    #[test]
+    fn a_problem_of_some_logs_ends_with_the_share_of_this_process() {
+        let meter = Arc::new(BusMeter::new("kafka:k"));
+        let watch = Watch::new(Some(Arc::clone(&meter)), Arc::new(SystemClock));
+        let problem = BusError::Refused { bus: "kafka:k".to_owned(), cause: "no right".to_owned() };
+        watch.reads(2);
+        watch.fails_partly(Some(&problem));
+        watch.answers();
+        watch.lags(5);
+        let failing = || meter.state().failing.map(|failing| failing.reason);
+        assert_eq!(failing(), Some(problem.to_string()), "some logs are not read");
+        watch.reads(1);
+        watch.answers();
+        assert!(failing().is_some(), "it may still have these logs");
+        watch.reads(0);
+        watch.answers();
+        assert_eq!(failing(), None, "other processes read all logs");
     }
 }
