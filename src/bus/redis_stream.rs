@@ -357,7 +357,7 @@ impl Fetched for Raw {
     fn decode(self: Box<Self>) -> Result<Vec<Batch>, BusError> {
         let entries = entries(self.entries, &self.reserved).map_err(self.misread)?;
         let Some(end) = entries.last().map(|entry| entry.offset) else { return Ok(Vec::new()) };
-        Ok(vec![Batch { log: 0, entries, end, added_ms: end.ms }])
+        Ok(vec![Batch { log: 0, entries, skipped: 0, end, added_ms: end.ms }])
     }
 }
 

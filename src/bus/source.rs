@@ -91,6 +91,8 @@ pub struct Batch {
     pub log: usize,
     /// The entries, in order. May be empty: some buses have offsets without an entry.
     pub entries: Vec<Entry>,
+    /// Number of entries that are left out: tombstones, and what the client does not read.
+    pub skipped: usize,
     /// The offset up to which this batch covers the log: of the last entry, or later.
     pub end: Offset,
     /// When the last entry was added, ms since 1970; 0: not known.

@@ -148,7 +148,7 @@ impl Fetched for Raw {
 
 fn decoded(raw: &RawBatch, settings: &KafkaSettings) -> Batch {
     let mut entries = Vec::with_capacity(raw.records.len());
-    let (mut at, mut header_at, mut tombstones) = (0, 0, 0);
+    let (mut at, mut header_at, mut skipped) = (0, 0, 0);
     let mut headers: Vec<(&str, &[u8])> = Vec::new();
     let topic = &*raw.partition.topic;
     for record in &raw.records {
@@ -179,15 +179,15 @@ fn decoded(raw: &RawBatch, settings: &KafkaSettings) -> Batch {
                 Decoded::Event(event) => Ok(event),
                 Decoded::Invalid(invalid) => Err(invalid),
                 Decoded::Tombstone => {
-                    tombstones += 1;
+                    skipped += 1;
                     continue;
                 }
             }
         };
         entries.push(Entry { offset: offset(raw.incarnation, record.offset + 1), event });
     }
-    if tombstones > 0 {
-        counter!(BUS_TOMBSTONES).increment(tombstones);
+    if skipped > 0 {
+        counter!(BUS_TOMBSTONES).increment(skipped as u64);
     }
-    Batch { log: raw.log, entries, end: raw.end, added_ms: raw.added_ms }
+    Batch { log: raw.log, entries, skipped, end: raw.end, added_ms: raw.added_ms }
 }

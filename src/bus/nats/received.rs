@@ -206,9 +206,11 @@ impl Fetched for Messages {
             let event = received.event(&self.settings)?;
             Some(Entry { offset: self.stream.offset(received.seq), event })
         };
+        let entries: Vec<_> = self.received.iter().filter_map(entry).collect();
         Ok(vec![Batch {
             log: 0,
-            entries: self.received.iter().filter_map(entry).collect(),
+            skipped: self.received.len() - entries.len(),
+            entries,
             end: self.stream.reached(self.end),
             added_ms: self.received.last().map_or(0, Received::time_ms),
         }])

@@ -167,7 +167,8 @@ impl Session {
             let log = &mut self.logs[batch.log];
             log.end = batch.end;
             log.entries += batch.entries.len() as u64;
-            count += batch.entries.len();
+            // A compacted log may have hardly anything but tombstones.
+            count += batch.entries.len() + batch.skipped;
             bytes += batch.entries.iter().map(size).sum::<usize>();
             if batch.added_ms > 0 {
                 (self.added_ms, log.added_ms) = (batch.added_ms, batch.added_ms);
@@ -189,5 +190,31 @@ fn size(entry: &Entry) -> usize {
     match &entry.event {
         Ok(event) => 256 + event.data().map_or(0, str::len),
         Err(invalid) => invalid.raw.len(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::turn::Turns;
+    use super::*;
+
+    /// Shards that are far behind would be read for the longest slice otherwise.
+    #[tokio::test(start_paused = true)]
+    async fn entries_that_are_left_out_count_for_the_slice_of_a_session() {
+        let at = |seq| Offset { ms: 1, seq };
+        let logs: Arc<[Arc<str>]> = [Arc::from("x")].into();
+        let shards = [10, 90_000].map(|seq| Some([at(seq)].into()));
+        let positions = Positions::new(logs, vec![shards.into()]);
+        let (turn, _) = Turn::new(&Turns::default(), vec![at(100_000)], positions);
+        let log = Log { name: "x".into(), ..Log::default() };
+        let opened = Opened { at: at(10), entries: 0, lost: 0 };
+        let mut session = Session::new(vec![OpenLog::new(&log, opened, at(10))], turn);
+        assert_eq!(session.logs[0].lag, None, "not known yet");
+        let batch =
+            Batch { log: 0, entries: Vec::new(), skipped: 4_096, end: at(4_106), added_ms: 7 };
+        session.advance(&[batch], 4_096);
+        tokio::time::advance(std::time::Duration::from_secs(2)).await;
+        assert!(session.turn.next(&session.logs).is_some(), "it is the turn of others");
+        assert_eq!((session.batch, session.added_ms), (BATCH_MAX, 7));
     }
 }
