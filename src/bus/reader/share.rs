@@ -79,7 +79,16 @@ impl Share {
 
     /// Takes or renews a share. `None`: other processes read all logs, or there are none.
     pub(super) async fn take(&self) -> Result<Option<Shared>, BusError> {
-        let logs = self.logs().await?;
+        let has_some = {
+            let state = self.state();
+            !state.read.is_empty() && !state.logs.is_empty()
+        };
+        // Slow answers of the bus must not cost the share that a session before had.
+        let logs = tokio::select! {
+            biased;
+            logs = self.logs() => logs?,
+            error = self.hold(), if has_some => return Err(error.into()),
+        };
         let read = if logs.is_empty() { Vec::new() } else { self.call(&logs, TTL).await? };
         self.note(&read);
         Ok((!read.is_empty()).then_some(Shared(read)))
@@ -105,6 +114,17 @@ impl Share {
                 self.note(&read);
                 return Ok(());
             }
+        }
+    }
+
+    /// Renews the share until it is known whether it has changed; returns only when Redis fails.
+    async fn hold(&self) -> RedisError {
+        loop {
+            let logs = Arc::clone(&self.state().logs);
+            if let Err(error) = self.call(&logs, TTL).await {
+                return error;
+            }
+            tokio::time::sleep(RENEW).await;
         }
     }
 
