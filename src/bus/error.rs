@@ -53,6 +53,14 @@ pub enum BusError {
         /// The error of the client.
         cause: String,
     },
+    /// A log that cannot be read now, while others of its bus can.
+    #[error("{log} cannot be read now: {cause}")]
+    Waits {
+        /// The log.
+        log: String,
+        /// Why not.
+        cause: String,
+    },
     /// Entries that the client cannot read, for example a batch in an unknown compression.
     #[error(
         "the entries of {log} after {after} cannot be read: {cause}; `fairlane bus skip` passes over them"
@@ -110,7 +118,8 @@ impl BusError {
             Self::Connect { .. }
             | Self::Unknown { .. }
             | Self::Partly { .. }
-            | Self::Moved { .. } => true,
+            | Self::Moved { .. }
+            | Self::Waits { .. } => true,
             Self::Refused { .. } | Self::Unreadable { .. } => false,
         }
     }

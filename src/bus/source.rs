@@ -30,6 +30,10 @@ pub struct Log {
     /// The position before its first entry now, and before any entry that it ever had. Zero if the bus
     /// cannot tell from there what is lost later.
     pub before: (Offset, Offset),
+    /// Whether it may have been made anew: its offsets may be older than those that are stored.
+    pub is_doubtful: bool,
+    /// Why its extent is not known now, although it exists. It cannot be opened, and the other logs can.
+    pub unknown: Option<Arc<str>>,
 }
 
 /// From where a log is to be read.
@@ -175,7 +179,8 @@ pub trait Source: Debug + Send + Sync + 'static {
     /// All logs, with their extents. The order may differ between calls.
     ///
     /// # Errors
-    /// If the bus does not answer or refuses. A log that does not exist yet is no error.
+    /// If the bus does not answer or refuses. A log that does not exist yet is no error, nor is one whose
+    /// server alone does not answer.
     fn logs(&self) -> BoxFuture<'_, Result<Vec<Log>, BusError>>;
 
     /// Reads these logs from now on, and no others; ends what was open before. The answers are in the

@@ -75,7 +75,8 @@ enum Action {
 struct Shown {
     log: String,
     first: Option<String>,
-    last: String,
+    /// `None`: not known, its server does not answer.
+    last: Option<String>,
     /// Up to where every shard of every pipeline has it. `None`: no pipeline reads it.
     copied: Option<String>,
     /// Number of entries that were not read when a process last noted it.
@@ -113,7 +114,7 @@ async fn list(session: &Session) -> Result<Vec<Shown>, CliError> {
             all.push(Shown {
                 log: log.name.to_string(),
                 first: log.first.map(|first| first.to_string()),
-                last: log.last.to_string(),
+                last: log.unknown.is_none().then(|| log.last.to_string()),
                 copied: copied.map(|at| at.to_string()),
                 lag: lag(session, &log.name).await?,
             });
@@ -164,7 +165,7 @@ fn shown(output: Output, logs: &[Shown]) -> String {
         table.row(&[
             log.clone(),
             first.clone().unwrap_or_else(dash),
-            last.clone(),
+            last.clone().unwrap_or_else(dash),
             copied.clone().unwrap_or_else(dash),
             lag.map_or_else(dash, number),
         ]);
@@ -179,7 +180,10 @@ async fn last_of(session: &Session, log: &str) -> Result<Offset, CliError> {
         match bus.logs().await {
             Ok(logs) => {
                 if let Some(found) = logs.iter().find(|found| *found.name == *log) {
-                    return Ok(found.last);
+                    return match &found.unknown {
+                        None => Ok(found.last),
+                        Some(cause) => Err(CliError::Bus(format!("{log}: {cause}"))),
+                    };
                 }
             }
             Err(error) => failed = Some(CliError::Bus(error.to_string())),

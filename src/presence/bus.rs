@@ -100,10 +100,9 @@ impl BusMeter {
         }
     }
 
-    /// The bus has answered, and so many entries of these logs are not read yet.
+    /// So many entries of these logs are not read yet.
     pub(crate) fn lags(&self, unread: u64, now_ms: u64) {
         let mut state = self.lock();
-        state.failing = None;
         state.unread = unread;
         state.unread_since_ms =
             if unread > 0 { state.unread_since_ms.or(Some(now_ms)) } else { None };
@@ -148,7 +147,14 @@ mod tests {
         meter.failed(&"é".repeat(REASON_MAX), 20);
         let failing = meter.state().failing.unwrap();
         assert_eq!((failing.since_ms, failing.reason.len()), (10, REASON_MAX));
-        meter.lags(0, 30);
+        meter.lags(7, 20);
+        let state = meter.state();
+        assert_eq!(
+            (state.unread, state.failing.is_some()),
+            (7, true),
+            "others of its logs are read"
+        );
+        meter.answers();
         assert_eq!((meter.state().logs, meter.state().failing), (2, None));
         meter.failed("no answer", 40);
         meter.reads(2);

@@ -1,5 +1,6 @@
 //! A client that only asks and commits. It reads nothing and joins no group.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -87,14 +88,18 @@ pub(super) fn dropped_aside<T: Send + 'static>(value: T) {
 
 /// Asks one cluster.
 #[derive(Clone)]
-pub(super) struct Asker(Shared);
+pub(super) struct Asker {
+    shared: Shared,
+    /// The cluster has several brokers.
+    several: Arc<AtomicBool>,
+}
 
 impl Asker {
     /// A client with this configuration. Blocks for the time of reading certificates.
     pub(super) fn new(settings: &KafkaSettings, config: &ClientConfig) -> Result<Self, BusError> {
         let shared = Shared::new(config, settings)?;
         shared.serve()?;
-        Ok(Self(shared))
+        Ok(Self { shared, several: Arc::default() })
     }
 
     /// Asks where blocking is allowed.
@@ -102,8 +107,8 @@ impl Asker {
         &self,
         question: impl FnOnce(&Consumer, Deadline) -> KafkaResult<T> + Send + 'static,
     ) -> Result<T, BusError> {
-        let Shared { consumer: Some(consumer), context } = &self.0 else {
-            return Err(error::of_call(&self.0.context, &KafkaError::Canceled));
+        let Shared { consumer: Some(consumer), context } = &self.shared else {
+            return Err(error::of_call(&self.shared.context, &KafkaError::Canceled));
         };
         let (consumer, bus) = (Arc::clone(consumer), context.bus().to_owned());
         let asked = tokio::task::spawn_blocking(move || {
@@ -119,42 +124,57 @@ impl Asker {
         }
     }
 
-    /// The partitions of each of these topics, in order; `None`: the right to see it is missing. A topic
-    /// that does not exist has none. All topics are asked for concurrently, so that many of them fit into
-    /// the time of one answer.
+    /// The partitions of each of these topics with the numbers of their leaders, in order; `None`: the right
+    /// to see it is missing. A topic that does not exist has none. All topics are asked for concurrently, so
+    /// that many of them fit into the time of one answer.
     pub(super) async fn partitions(
         &self,
         topics: &[String],
-    ) -> Result<Vec<Option<Vec<Partition>>>, BusError> {
+    ) -> Result<Vec<Option<Vec<(Partition, i32)>>>, BusError> {
         try_join_all(topics.iter().map(|topic| self.partitions_of(topic))).await
     }
 
-    async fn partitions_of(&self, topic: &str) -> Result<Option<Vec<Partition>>, BusError> {
+    async fn partitions_of(&self, topic: &str) -> Result<Option<Vec<(Partition, i32)>>, BusError> {
         let name: Arc<str> = Arc::from(topic);
-        let asked = Arc::clone(&name);
-        let numbers =
-            self.ask(move |consumer, deadline| numbers(consumer, &asked, deadline)).await?;
-        let of = |number| Partition { topic: Arc::clone(&name), number };
-        Ok(numbers.map(|numbers| numbers.into_iter().map(of).collect()))
+        let (asked, several) = (Arc::clone(&name), Arc::clone(&self.several));
+        let found = self
+            .ask(move |consumer, deadline| {
+                // Any broker can tell it, and the first one that is asked may not answer.
+                if several.load(Ordering::Relaxed)
+                    && let Ok(found) = numbers(consumer, &asked, deadline.half(), &several)
+                {
+                    return Ok(found);
+                }
+                numbers(consumer, &asked, deadline.left(), &several)
+            })
+            .await?;
+        let of = |(number, leader)| (Partition { topic: Arc::clone(&name), number }, leader);
+        Ok(found.map(|found| found.into_iter().map(of).collect()))
     }
 
     /// The extents of these partitions, in order.
-    pub(super) async fn ends(&self, partitions: &[Partition]) -> Result<Vec<Ends>, BusError> {
+    pub(super) async fn ends(
+        &self,
+        partitions: &[Partition],
+    ) -> Result<Vec<Result<Ends, BusError>>, BusError> {
         if partitions.is_empty() {
             return Ok(Vec::new());
         }
-        let partitions = partitions.to_vec();
+        let (partitions, context) = (partitions.to_vec(), self.shared.context.clone());
         self.ask(move |consumer, deadline| {
             // The last first: entries may be deleted in between, and `first` is never behind `next`.
             let last = offsets(consumer, &partitions, KafkaOffset::End, deadline)?;
             let first = offsets(consumer, &partitions, KafkaOffset::Beginning, deadline)?;
-            let ends = first.into_iter().zip(last);
-            Ok(ends.map(|(first, next)| Ends { first, next: next.max(first) }).collect())
+            let ends = first.into_iter().zip(last).map(|(first, next)| {
+                let (first, next) = (first?, next?);
+                Ok(Ends { first, next: next.max(first) })
+            });
+            Ok(ends.map(|ends| ends.map_err(|error| error::of_call(&context, &error))).collect())
         })
         .await
     }
 
-    /// The offsets of the next entries of these partitions, in order; `None`: its broker gives no answer.
+    /// The offsets of the next entries of these partitions, in order; `None`: its broker does not tell it.
     pub(super) async fn nexts(
         &self,
         partitions: &[Partition],
@@ -164,9 +184,8 @@ impl Asker {
         }
         let partitions = partitions.to_vec();
         self.ask(move |consumer, deadline| {
-            let found = list(&partitions, KafkaOffset::End)?;
-            let found = consumer.offsets_for_times(found, deadline.left())?;
-            Ok(partitions.iter().map(|partition| found_offset(&found, partition).ok()).collect())
+            let found = offsets(consumer, &partitions, KafkaOffset::End, deadline)?;
+            Ok(found.into_iter().map(Result::ok).collect())
         })
         .await
     }
@@ -238,20 +257,28 @@ impl Deadline {
     pub(super) fn left(self) -> Duration {
         self.0.saturating_duration_since(Instant::now()).max(Duration::from_millis(50))
     }
+
+    /// Half of that.
+    fn half(self) -> Duration {
+        self.left() / 2
+    }
 }
 
-/// The numbers of the partitions of a topic; none if it does not exist. `None`: there is no right to see it.
-pub(super) fn numbers(
+/// The numbers of the partitions of a topic and of their leaders; none if it does not exist. `None`: there
+/// is no right to see it.
+fn numbers(
     consumer: &Consumer,
     topic: &str,
-    deadline: Deadline,
-) -> KafkaResult<Option<Vec<i32>>> {
-    let metadata = match consumer.fetch_metadata(Some(topic), deadline.left()) {
+    within: Duration,
+    several: &AtomicBool,
+) -> KafkaResult<Option<Vec<(i32, i32)>>> {
+    let metadata = match consumer.fetch_metadata(Some(topic), within) {
         Ok(metadata) => metadata,
         Err(error) if is_missing(&error) => return Ok(Some(Vec::new())),
         Err(error) if is_forbidden(&error) => return Ok(None),
         Err(error) => return Err(error),
     };
+    several.store(metadata.brokers().len() > 1, Ordering::Relaxed);
     let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else {
         return Ok(Some(Vec::new()));
     };
@@ -261,7 +288,8 @@ pub(super) fn numbers(
         Some(error) => return Err(error),
         None => {}
     }
-    let mut numbers: Vec<i32> = found.partitions().iter().map(MetadataPartition::id).collect();
+    let of = |found: &MetadataPartition| (found.id(), found.leader());
+    let mut numbers: Vec<_> = found.partitions().iter().map(of).collect();
     numbers.sort_unstable();
     Ok(Some(numbers))
 }
@@ -290,9 +318,9 @@ fn offsets(
     partitions: &[Partition],
     which: KafkaOffset,
     deadline: Deadline,
-) -> KafkaResult<Vec<i64>> {
+) -> KafkaResult<Vec<KafkaResult<i64>>> {
     let found = consumer.offsets_for_times(list(partitions, which)?, deadline.left())?;
-    partitions.iter().map(|partition| found_offset(&found, partition)).collect()
+    Ok(partitions.iter().map(|partition| found_offset(&found, partition)).collect())
 }
 
 fn found_offset(found: &TopicPartitionList, partition: &Partition) -> KafkaResult<i64> {

@@ -15,9 +15,11 @@
 
 mod asker;
 mod context;
+mod counting;
 mod error;
 mod handled;
 mod incarnations;
+mod leaders;
 mod position;
 mod publish;
 mod raw;
@@ -38,7 +40,9 @@ use tokio::time::{Instant, timeout};
 use tracing::{error, warn};
 
 use self::asker::Asker;
+use self::counting::Counting;
 use self::handled::Handled;
+use self::leaders::Leaders;
 use self::position::{Committed, Ends, FIRST, Start, is_shorter, newest_ms, offset, start};
 use self::publish::Publisher;
 use self::raw::Raw;
@@ -91,8 +95,8 @@ pub struct KafkaSource {
     problem: Mutex<Option<BusError>>,
     /// The open partitions that cannot be read.
     failed: Mutex<Vec<(Partition, BusError)>>,
-    /// When the lag could not be found out last.
-    lag_failed: Mutex<Option<Instant>>,
+    leaders: Mutex<Leaders>,
+    counting: tokio::sync::Mutex<Counting>,
 }
 
 struct OpenLog {
@@ -134,7 +138,8 @@ impl KafkaSource {
             forbidden: Mutex::default(),
             problem: Mutex::default(),
             failed: Mutex::default(),
-            lag_failed: Mutex::default(),
+            leaders: Mutex::default(),
+            counting: tokio::sync::Mutex::default(),
         })
     }
 
@@ -184,8 +189,10 @@ impl KafkaSource {
 
     async fn all_logs(&self) -> Result<Vec<Log>, BusError> {
         let asker = self.asker().await?;
-        let partitions = self.permitted(asker.partitions(&self.settings.topics).await?)?;
-        let ends = asker.ends(&partitions).await?;
+        let found = self.permitted(asker.partitions(&self.settings.topics).await?)?;
+        lock(&self.leaders).learn(&found);
+        let partitions: Vec<_> = found.into_iter().map(|(partition, _)| partition).collect();
+        let ends = self.ends(&asker, &partitions).await?;
         let handled = match &self.settings.start_group {
             Some(group) => Some((group, self.handled(group, &partitions).await)),
             None => None,
@@ -193,21 +200,33 @@ impl KafkaSource {
         let are_known = self.read_incarnations(&asker, &partitions).await;
         let logs = partitions.iter().zip(ends).map(|(partition, ends)| {
             let incarnation = self.incarnation(partition);
+            let (name, zero) = (self.log_name(partition), offset(incarnation, 0));
+            let ends = match ends {
+                Ok(ends) => ends,
+                Err(error) => {
+                    let cause = leaders::cause(&error);
+                    let (start, unknown) = (NewStart::Unknown(Arc::clone(&cause)), Some(cause));
+                    let before = (zero, zero);
+                    return Log { name, start, before, unknown, ..Log::default() };
+                }
+            };
             let start = match &handled {
-                Some((group, Ok(handled))) => handled.start(group, partition, incarnation, ends),
-                Some((_, Err(error))) => NewStart::Unknown(error.to_string().into()),
                 // A pipeline that is new would start in a partition that was made anew since.
-                None if !are_known => {
+                _ if !are_known => {
                     NewStart::Unknown("the group does not tell which topics were made anew".into())
                 }
+                Some((group, Ok(handled))) => handled.start(group, partition, incarnation, ends),
+                Some((_, Err(error))) => NewStart::Unknown(error.to_string().into()),
                 None => NewStart::Own,
             };
             Log {
-                name: self.log_name(partition),
+                name,
                 first: (ends.first < ends.next).then(|| offset(incarnation, ends.first + 1)),
                 last: offset(incarnation, ends.next),
                 start,
-                before: (offset(incarnation, ends.first), offset(incarnation, 0)),
+                before: (offset(incarnation, ends.first), zero),
+                is_doubtful: !are_known,
+                unknown: None,
             }
         });
         Ok(logs.collect())
@@ -217,7 +236,7 @@ impl KafkaSource {
     ///
     /// # Errors
     /// If none may be seen.
-    fn permitted(&self, found: Vec<Option<Vec<Partition>>>) -> Result<Vec<Partition>, BusError> {
+    fn permitted<T>(&self, found: Vec<Option<Vec<T>>>) -> Result<Vec<T>, BusError> {
         let topics = self.settings.topics.iter().zip(&found);
         let forbidden = topics.filter(|(_, found)| found.is_none());
         let forbidden: Vec<String> = forbidden.map(|(topic, _)| topic.clone()).collect();
@@ -258,7 +277,8 @@ impl KafkaSource {
             })
             .collect::<Result<_, _>>()?;
         let asker = self.asker().await?;
-        let ends = asker.ends(&partitions).await?;
+        let ends = self.ends(&asker, &partitions).await?;
+        let ends = ends.into_iter().collect::<Result<Vec<_>, _>>()?;
         let answer = timeout(COMMITTED_WITHIN, asker.committed(&partitions)).await;
         let committed = answer.unwrap_or_else(|_| {
             Err(BusError::Unknown { bus: self.settings.bus(), cause: "no answer in time".into() })

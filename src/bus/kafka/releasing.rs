@@ -2,20 +2,18 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tracing::warn;
 
+use super::counting::Next;
 use super::position::{Committed, next};
-use super::{FAILED, KafkaSettings, KafkaSource, Partition, lock};
+use super::{FAILED, KafkaSource, Partition, lock};
 use crate::bus::BusError;
 use crate::bus::source::{Progress, Released};
 use crate::id::Offset;
 
 /// Offsets are committed again after this time even if they stay: brokers forget them after days.
 const COMMIT_AGAIN: Duration = Duration::from_secs(3_600);
-/// Maximum wait for the lag: reading waits too. Without an answer it is asked for again after a while.
-const LAG_WITHIN: Duration = Duration::from_secs(2);
-const LAG_AGAIN: Duration = Duration::from_secs(15);
 
 /// What is to be committed.
 pub(super) struct Mark {
@@ -71,27 +69,6 @@ impl KafkaSource {
         Ok(())
     }
 
-    /// The offsets of the next entries of these partitions, as far as known.
-    async fn nexts(&self, partitions: &[Partition]) -> Vec<Option<i64>> {
-        let unknown = || vec![None; partitions.len()];
-        if lock(&self.lag_failed).is_some_and(|failed| failed.elapsed() < LAG_AGAIN) {
-            return unknown();
-        }
-        // Events of a transaction that stays open wait too.
-        let counter = self.client(&self.counter, KafkaSettings::counting);
-        let asked = async { counter.await?.nexts(partitions).await };
-        let error = match timeout(LAG_WITHIN, asked).await {
-            Ok(Ok(nexts)) => return nexts,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "no answer in time".to_owned(),
-        };
-        *lock(&self.lag_failed) = Some(Instant::now());
-        if let Some(suppressed) = FAILED.take("lag") {
-            warn!(source = self.settings.name, error, suppressed, "the lag is not known now");
-        }
-        unknown()
-    }
-
     /// Reading does not end because of what only tools and operators look at.
     pub(super) async fn progress(&self, progress: &[Progress]) -> Result<Vec<Released>, BusError> {
         if let Err(error) = self.commit(progress).await
@@ -113,9 +90,14 @@ impl KafkaSource {
         let released = nexts.into_iter().zip(progress).zip(&partitions);
         let released = released.map(|((end, progress), partition)| {
             let behind = |end: i64| end.saturating_sub(next(progress.read));
-            let lag = end.map(|end| u64::try_from(behind(end)).unwrap_or(0));
+            let (lag, waits) = match end {
+                Next::At(end) => (Some(u64::try_from(behind(end)).unwrap_or(0)), None),
+                Next::Unknown => (None, None),
+                Next::Waits(error) => (None, Some(error)),
+            };
             let failed = failed.iter().find(|(of, _)| of == partition);
-            let problem = failed.map(|(_, error)| error.clone()).or_else(|| forbidden.take());
+            let problem = failed.map(|(_, error)| error.clone()).or(waits);
+            let problem = problem.or_else(|| forbidden.take());
             Released { lag, deleted: 0, entries: None, problem }
         });
         Ok(released.collect())

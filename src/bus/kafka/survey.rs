@@ -168,11 +168,12 @@ impl KafkaSource {
 
     /// Reads the last records of these partitions.
     async fn sample(&self, partitions: &[Partition]) -> Result<KafkaSample, BusError> {
-        let ends = self.asker().await?.ends(partitions).await?;
+        let ends = self.ends(&self.asker().await?, partitions).await?;
         let share = SAMPLE / i64::try_from(partitions.len()).unwrap_or(1).max(1);
         let mut from = Vec::new();
         let mut wanted = 0;
         for (partition, ends) in partitions.iter().zip(ends) {
+            let Ok(ends) = ends else { continue };
             let next = ends.first.max(ends.next - share.max(1));
             if next < ends.next {
                 wanted += ends.next - next;

@@ -166,6 +166,7 @@ impl NatsSource {
             last: stream.reached(facts.state.last_seq),
             start,
             before: (stream.reached(facts.first() - 1), stream.reached(facts.base() - 1)),
+            ..Log::default()
         }])
     }
 

@@ -40,7 +40,7 @@ impl Reader {
         } else {
             vec![None; session.logs.len()]
         };
-        let problem = self.release(session, &keeps).await?;
+        let problem = self.release(session, &keeps).await?.or_else(|| session.left_out.clone());
         self.watch.fails_partly(problem.as_ref());
         if let Some(error) = problem
             && let Some(suppressed) = self.partial.take()
@@ -81,8 +81,8 @@ impl Reader {
         let progress: Vec<_> =
             session.logs.iter().zip(keeps).map(|(log, keep)| log.progress(*keep)).collect();
         let released = self.source.release(&progress).await?;
-        // While it is not known, the last one is shown.
-        if let Some(lag) = released.iter().map(|of| of.lag).sum() {
+        let lags = released.iter().map(|released| released.lag);
+        if let Some(lag) = total(lags.zip(session.logs.iter().map(|log| log.lag))) {
             self.watch.lags(lag);
         }
         let mut problem = None;
@@ -102,5 +102,26 @@ impl Reader {
             log.metrics.trimmed.increment(released.deleted);
         }
         Ok(problem)
+    }
+}
+
+/// How much is not read yet, of the lags now and before. Of a log whose lag is not known now, the last one
+/// counts. `None` if none is known now: then all the last ones are shown.
+fn total(mut lags: impl Iterator<Item = (Option<u64>, Option<u64>)> + Clone) -> Option<u64> {
+    let sum = lags.clone().filter_map(|(now, before)| now.or(before)).sum();
+    lags.any(|(now, _)| now.is_some()).then_some(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lag_that_is_not_known_keeps_no_other_from_being_shown() {
+        let of = |lags: &[(Option<u64>, Option<u64>)]| total(lags.iter().copied());
+        assert_eq!(of(&[(Some(3), Some(9)), (Some(4), None)]), Some(7));
+        assert_eq!(of(&[(Some(3), Some(9)), (None, Some(5)), (None, None)]), Some(8));
+        assert_eq!(of(&[(None, Some(9)), (None, Some(5))]), None);
+        assert_eq!(of(&[]), None, "nothing is read");
     }
 }

@@ -126,7 +126,8 @@ impl Growth {
             }
             waits
         });
-        for log in logs.iter().filter(|log| readable.iter().all(|other| other.name != log.name)) {
+        let waits = |log: &&Log| readable.iter().all(|other| other.name != log.name);
+        for log in logs.iter().filter(waits).filter(|log| log.unknown.is_none()) {
             BusMetrics::new(&log.name).lag.set(unread(log));
             waiting.insert(Arc::clone(&log.name));
         }

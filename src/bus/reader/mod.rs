@@ -25,6 +25,9 @@
 //! time to time the session restarts, at the lowest position of the shards that are available
 //! again. No entries are deleted meanwhile.
 //!
+//! A log whose server alone does not answer is left out, and the others are read. The session ends when it
+//! answers.
+//!
 //! A log that lost its last entries in a failover ends before the positions of the shards. Copied
 //! events stay in the queues. [`Source::open`] ensures that no new entry gets an offset that the
 //! shards take for a copied one.
@@ -417,7 +420,13 @@ impl Reader {
     async fn begin(&self, shared: &Shared) -> Result<(Session, Positions), ReadError> {
         // Also of logs that were known before: the extents must be older than the positions.
         let logs = self.source.logs().await?;
-        let logs: Vec<Log> = logs.into_iter().filter(|log| shared.reads(&log.name)).collect();
+        let logs = logs.into_iter().filter(|log| shared.reads(&log.name));
+        let (logs, unknown): (Vec<Log>, Vec<Log>) = logs.partition(|log| log.unknown.is_none());
+        let left_out = unknown.first().map(left_out);
+        self.share.leaves_out(unknown.into_iter().map(|log| log.name).collect());
+        if let (Some(error), true) = (&left_out, logs.is_empty()) {
+            return Err(error.clone().into());
+        }
         let ends: Vec<_> = logs.iter().map(end_of).collect();
         let positions = self.fanout.positions(&ends).await.map_err(BusError::from)?;
         let known = self.turns.known(&logs, &positions);
@@ -443,7 +452,7 @@ impl Reader {
             }
             open.push(one);
         }
-        let mut session = Session::new(open, turn);
+        let mut session = Session { left_out, ..Session::new(open, turn) };
         if session.turn.leaves_out() {
             return Ok((session, positions));
         }
@@ -452,6 +461,12 @@ impl Reader {
         self.release(&mut session, &keeps).await?;
         Ok((session, positions))
     }
+}
+
+/// Why a session leaves out a log of which only the name is known.
+fn left_out(log: &Log) -> BusError {
+    let cause = log.unknown.as_deref().unwrap_or_default().to_owned();
+    BusError::Waits { log: log.name.to_string(), cause }
 }
 
 /// The log for those who fix the starts of pipelines.

@@ -8,8 +8,8 @@ use std::task::Poll;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use super::super::Entry;
 use super::super::source::{Batch, Log, Opened, Progress};
+use super::super::{BusError, Entry};
 use super::turn::Turn;
 use super::{BATCH_FIRST, BATCH_MAX, BATCH_UNKNOWN};
 use crate::fanout::{Covered, FanoutError, Matches, Positions, Range};
@@ -90,6 +90,8 @@ pub(super) struct Session {
     /// When to check the missing shards.
     pub(super) look: Option<Instant>,
     pub(super) turn: Turn,
+    /// Why it leaves out logs, if it does.
+    pub(super) left_out: Option<BusError>,
 }
 
 /// A log that the session reads.
@@ -157,6 +159,7 @@ impl Session {
             kept: now,
             look: None,
             turn,
+            left_out: None,
         }
     }
 

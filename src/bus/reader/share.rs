@@ -49,6 +49,10 @@ struct State {
     asked: Option<Instant>,
     /// The logs that this process reads.
     read: Vec<Arc<str>>,
+    /// Those of them that the session leaves out, because their servers did not answer.
+    left_out: Vec<Arc<str>>,
+    /// The server of one of these answers again.
+    is_back: bool,
 }
 
 /// The logs that this process reads now.
@@ -94,7 +98,13 @@ impl Share {
         Ok((!read.is_empty()).then_some(Shared(read)))
     }
 
-    /// Renews the share; returns when it has changed. The bus is asked for its logs meanwhile: one that
+    /// The session that begins leaves out these logs.
+    pub(super) fn leaves_out(&self, logs: Vec<Arc<str>>) {
+        let mut state = self.state();
+        (state.left_out, state.is_back) = (logs, false);
+    }
+
+    /// Renews the share; returns when it has changed, or when a log that is left out can be read. The bus is asked for its logs meanwhile: one that
     /// answers slowly must not cost the share.
     pub(super) async fn keep(&self, shared: &Shared) -> Result<(), BusError> {
         tokio::select! {
@@ -104,11 +114,17 @@ impl Share {
         }
     }
 
-    /// Renews the share of the logs that are known; returns when it has changed.
+    /// Renews the share of the logs that are known; returns as [`Self::keep`].
     async fn renew(&self, shared: &Shared) -> Result<(), BusError> {
         loop {
             tokio::time::sleep(RENEW).await;
-            let logs = Arc::clone(&self.state().logs);
+            let logs = {
+                let state = self.state();
+                if state.is_back {
+                    return Ok(());
+                }
+                Arc::clone(&state.logs)
+            };
             let read = self.call(&logs, TTL).await?;
             if read != shared.0 {
                 self.note(&read);
@@ -163,6 +179,12 @@ impl Share {
         }
         let mut logs = self.source.logs().await.inspect_err(|error| self.watch.failed(error))?;
         self.watch.answers();
+        let known: Vec<_> = logs.iter().filter(|log| log.unknown.is_none()).collect();
+        {
+            let mut state = self.state();
+            let is_known = |name: &Arc<str>| known.iter().any(|log| log.name == *name);
+            state.is_back |= state.left_out.iter().any(is_known);
+        }
         if let Some(growth) = &self.growth {
             logs = growth.readable(&self.link, self.source.name(), logs).await?;
         }

@@ -54,7 +54,8 @@ impl Watch {
 
     /// The bus has answered, and so many entries are not read yet.
     pub(super) fn lags(&self, unread: u64) {
-        if let Some(meter) = self.whole() {
+        self.answers();
+        if let Some(meter) = &self.meter {
             meter.lags(unread, millis(self.clock.now()));
         }
     }
@@ -85,6 +86,7 @@ mod tests {
         watch.lags(5);
         let failing = || meter.state().failing.map(|failing| failing.reason);
         assert_eq!(failing(), Some(problem.to_string()), "some logs are not read");
+        assert_eq!(meter.state().unread, 5, "of the others it is known");
         watch.reads(1);
         watch.answers();
         assert!(failing().is_some(), "it may still have these logs");

@@ -3,6 +3,7 @@
 mod losses;
 mod records;
 mod rules;
+mod silent;
 mod slow;
 mod turns;
 

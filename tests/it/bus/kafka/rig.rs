@@ -78,7 +78,7 @@ impl Rig {
         let mut logs = Vec::new();
         eventually(LONG, "the logs are there", async || {
             logs = self.source.logs().await.unwrap_or_default();
-            logs.len() == count
+            logs.len() == count && logs.iter().all(|log| log.unknown.is_none())
         })
         .await;
         logs.sort_by(|a, b| a.name.cmp(&b.name));

@@ -1,0 +1,66 @@
+//! A bus that does not answer, and a cluster of Kafka of which only one broker does not.
+
+use std::time::Duration;
+
+use rdkafka::mocking::{MockCluster, MockCoordinator};
+
+use super::*;
+
+/// Longer than any client waits.
+const FOREVER: Duration = Duration::from_secs(3_600);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_starts_and_reads_the_partitions_whose_brokers_answer() {
+    let mock = MockCluster::new(3).unwrap();
+    mock.create_topic("events", 3, 3).unwrap();
+    for (partition, leader) in [(0, 1), (1, 2), (2, 3)] {
+        mock.partition_leader("events", partition, Some(leader)).unwrap();
+    }
+    mock.coordinator(MockCoordinator::Group("g".to_owned()), 1).unwrap();
+    let mut client = ClientConfig::new();
+    let producer: FutureProducer =
+        client.set("bootstrap.servers", mock.bootstrap_servers()).create().unwrap();
+    let put = async |partition: i32, id: &str| {
+        let text = event(&format!("b{partition}"), "t", id);
+        let record = FutureRecord::to("events").partition(partition).key("b").payload(&text);
+        producer.send(record, LONG).await.unwrap();
+    };
+    let brokers: Vec<_> = mock.bootstrap_servers().split(',').map(str::to_owned).collect();
+    let sources = format!(
+        "[{{ name = \"k\", kind = \"kafka\", brokers = {brokers:?}, topics = [\"events\"], group = \"g\" }}]"
+    );
+    let server = RedisServer::start(Options::default());
+    let settings = [("bus.streams", "[]"), ("bus.sources", &*sources)];
+    let (log, config) = (Log::default(), config(&server, "all", &settings));
+    let handled = async |count| {
+        eventually(LONG, "they are handled", async || log.len() == count).await;
+    };
+    let instance = Instance::start(&config, log.content()).await;
+    for partition in 0..3 {
+        put(partition, "0").await;
+    }
+    handled(3).await;
+    instance.stop().await;
+    for partition in 0..3 {
+        put(partition, "1").await;
+    }
+    mock.broker_round_trip_time(2, FOREVER).unwrap();
+    let instance = Instance::start(&config, log.content()).await;
+    handled(5).await;
+    put(0, "2").await;
+    handled(6).await;
+    let mut connection = server.connection().await;
+    eventually(LONG, "operators see it", async || {
+        let mut asking = redis::cmd("HVALS");
+        let noted: Vec<Vec<u8>> =
+            asking.arg("fl:processes").query_async(&mut connection).await.unwrap();
+        let noted: Vec<_> = noted.iter().map(|text| String::from_utf8_lossy(text)).collect();
+        noted.iter().any(|text| text.contains("kafka:k/events/1 cannot be read now"))
+    })
+    .await;
+    mock.broker_round_trip_time(2, Duration::ZERO).unwrap();
+    handled(7).await;
+    put(1, "3").await;
+    handled(8).await;
+    instance.stop().await;
+}
