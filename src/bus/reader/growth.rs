@@ -89,13 +89,7 @@ impl Growth {
             match state {
                 State::Open => readable.push(log.clone()),
                 State::New(found) if now.saturating_sub(found) >= millis(self.wait) => {
-                    let old = logs.iter().filter(|old| {
-                        let is_open = states.get(&*old.name) == Some(&State::Open);
-                        topic(&old.name) == topic(&log.name)
-                            && (is_open || partition(&old.name) < partition(&log.name))
-                    });
-                    let ends = old.map(|old| (old.name.to_string(), old.last.to_string()));
-                    noted.push((log, State::Behind(ends.collect())));
+                    noted.extend(ends(log, &logs, &states).map(|ends| (log, State::Behind(ends))));
                 }
                 State::New(_) => {}
                 State::Behind(ends) => {
@@ -206,6 +200,25 @@ fn unread(log: &Log) -> f64 {
     log.last.seq.saturating_sub(log.before.0.seq) as f64
 }
 
+/// Where the logs end that a new one waits for. `None`: not known now, and asked again. The end of a topic
+/// that was made anew, as if it were the old one, would be before all positions.
+fn ends(
+    log: &Log,
+    logs: &[Log],
+    states: &HashMap<String, State>,
+) -> Option<HashMap<String, String>> {
+    let is_before = |old: &&Log| {
+        let is_open = states.get(&*old.name) == Some(&State::Open);
+        topic(&old.name) == topic(&log.name)
+            && (is_open || partition(&old.name) < partition(&log.name))
+    };
+    let end = |old: &Log| {
+        let is_known = old.unknown.is_none() && !old.is_doubtful;
+        is_known.then(|| (old.name.to_string(), old.last.to_string()))
+    };
+    logs.iter().filter(is_before).map(end).collect()
+}
+
 /// The logs that are known and gone, of topics that have others. A topic without any partition may only not
 /// be visible now.
 fn gone(logs: &[Log], states: &HashMap<String, State>) -> Vec<String> {
@@ -280,5 +293,25 @@ mod tests {
             "b is not visible"
         );
         assert_eq!(of(&[]), [""; 0]);
+    }
+
+    #[test]
+    fn a_new_partition_waits_until_the_ends_of_the_old_ones_are_certain() {
+        let log = |number: u32| {
+            let last = Offset { ms: 1, seq: u64::from(number) };
+            Log { name: format!("kafka:k/a/{number}").into(), last, ..Log::default() }
+        };
+        let (mut logs, new) = (vec![log(0), log(1), log(2), log(3)], log(2));
+        let states = [("kafka:k/a/0", State::Open), ("kafka:k/a/1", State::Open)];
+        let states = states.map(|(name, state)| (name.to_owned(), state)).into();
+        let expected = [("kafka:k/a/0", "1-0"), ("kafka:k/a/1", "1-1")];
+        let expected = expected.map(|(name, end)| (name.to_owned(), end.to_owned()));
+        assert_eq!(ends(&new, &logs, &states), Some(expected.into()));
+        logs[3].is_doubtful = true;
+        assert!(ends(&new, &logs, &states).is_some(), "it does not wait for that one");
+        logs[1].is_doubtful = true;
+        assert_eq!(ends(&new, &logs, &states), None, "it may have been made anew");
+        logs[1] = Log { unknown: Some("no leader".into()), ..log(1) };
+        assert_eq!(ends(&new, &logs, &states), None, "its end is not known");
     }
 }
