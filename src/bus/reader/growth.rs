@@ -11,6 +11,7 @@
 //! The notes are in a hash in Redis, so all processes agree, also after restarts. The partitions that
 //! are there when a topic is seen for the first time are read at once. A topic that has lost partitions was
 //! made anew with fewer of them: the notes of the others are removed, so that they are new if it grows again.
+//! One listing without them does not show that: brokers may answer with what they knew some time ago.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use redis::Value;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 use tracing::info;
 
 use super::super::BusError;
@@ -29,6 +31,10 @@ use crate::fanout::{Fanout, NewStart};
 use crate::id::Offset;
 use crate::metrics::BusMetrics;
 use crate::redis::{Link, RedisError, keys};
+
+/// A partition is gone if it is missing for this time, in at least this number of listings in a row.
+const GONE_AFTER: Duration = Duration::from_secs(30);
+const GONE_LISTINGS: u32 = 4;
 
 /// What is known of a log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +56,24 @@ pub(super) struct Growth {
     pub(super) wait: Duration,
     /// The logs that wait, as far as this process shows it.
     pub(super) waiting: Mutex<HashSet<Arc<str>>>,
+    pub(super) missing: Mutex<Missing>,
+}
+
+/// Partitions that are not listed any more: since when, and by how many listings.
+#[derive(Debug, Default)]
+pub(super) struct Missing(HashMap<String, (Instant, u32)>);
+
+impl Missing {
+    /// Notes what a listing lacks; returns what is gone.
+    fn note(&mut self, lacking: Vec<String>, now: Instant) -> Vec<String> {
+        self.0.retain(|log, _| lacking.contains(log));
+        let is_gone = |log: &String| {
+            let (since, listings) = self.0.entry(log.clone()).or_insert((now, 0));
+            *listings += 1;
+            *listings >= GONE_LISTINGS && now.duration_since(*since) >= GONE_AFTER
+        };
+        lacking.into_iter().filter(is_gone).collect()
+    }
 }
 
 impl Growth {
@@ -62,7 +86,10 @@ impl Growth {
     ) -> Result<Vec<Log>, BusError> {
         let key = keys::logs(link.prefix(), bus);
         let mut states = states(link, &key).await?;
-        let gone = gone(&logs, &states);
+        let gone = {
+            let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+            missing.note(lacking(&logs, &states), Instant::now())
+        };
         if !gone.is_empty() {
             info!(bus, ?gone, "a topic was made anew with fewer partitions");
             forget(link, &key, &gone).await?;
@@ -219,9 +246,9 @@ fn ends(
     logs.iter().filter(is_before).map(end).collect()
 }
 
-/// The logs that are known and gone, of topics that have others. A topic without any partition may only not
-/// be visible now.
-fn gone(logs: &[Log], states: &HashMap<String, State>) -> Vec<String> {
+/// The logs that are known and not listed, of topics that have others. A topic without any partition may
+/// only not be visible now.
+fn lacking(logs: &[Log], states: &HashMap<String, State>) -> Vec<String> {
     let is_there = |known: &str| logs.iter().any(|log| *log.name == *known);
     let is_listed = |known: &str| logs.iter().any(|log| topic(&log.name) == topic(known));
     let mut gone: Vec<String> =
@@ -283,8 +310,9 @@ mod tests {
         let names = ["kafka:k/a/0", "kafka:k/a/1", "kafka:k/a/10", "kafka:k/b/0"];
         let states: HashMap<_, _> = names.map(|name| (name.to_owned(), State::Open)).into();
         let log = |name: &str| Log { name: name.into(), ..Log::default() };
-        let of =
-            |names: &[&str]| gone(&names.iter().map(|name| log(name)).collect::<Vec<_>>(), &states);
+        let of = |names: &[&str]| {
+            lacking(&names.iter().map(|name| log(name)).collect::<Vec<_>>(), &states)
+        };
         assert_eq!(of(&names), [""; 0]);
         assert_eq!(of(&["kafka:k/a/0", "kafka:k/b/0"]), ["kafka:k/a/1", "kafka:k/a/10"]);
         assert_eq!(
@@ -293,6 +321,27 @@ mod tests {
             "b is not visible"
         );
         assert_eq!(of(&[]), [""; 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_partition_is_gone_only_if_it_is_missing_for_a_while_in_several_listings() {
+        let (mut missing, start) = (Missing::default(), Instant::now());
+        let mut of = |seconds: f64, lacking: &[&str]| {
+            let lacking = lacking.iter().map(|&log| log.to_owned()).collect();
+            missing.note(lacking, start + Duration::from_secs_f64(seconds))
+        };
+        for seconds in [0.0, 5.0, 10.0, 15.0, 20.0] {
+            assert_eq!(of(seconds, &["a", "b"]), [""; 0], "a broker may not know it yet");
+        }
+        assert_eq!(of(25.0, &["a"]), [""; 0]);
+        assert_eq!(of(30.0, &["a", "b"]), ["a"]);
+        // After another listing that has it, it is missing anew.
+        for seconds in [55.0, 55.1, 59.9] {
+            assert_eq!(of(seconds, &["b"]), [""; 0]);
+        }
+        assert_eq!(of(60.0, &["b"]), ["b"]);
+        assert_eq!(of(61.0, &["c"]), [""; 0]);
+        assert_eq!([of(95.0, &["c"]), of(96.0, &["c"])], [[""; 0]; 2], "too few listings");
     }
 
     #[test]

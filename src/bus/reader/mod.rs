@@ -116,7 +116,7 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
     let Reading { source, fanout, link, clock, backlog, partition_wait, meter } = reading;
     let growth = partition_wait.map(|wait| {
         let (fanout, clock) = (Arc::clone(&fanout), Arc::clone(&clock));
-        Growth { fanout, clock, wait, waiting: Mutex::default() }
+        Growth { fanout, clock, wait, waiting: Mutex::default(), missing: Mutex::default() }
     });
     let watch = Watch::new(meter, Arc::clone(&clock));
     let share = Share::new(Arc::clone(&source), Arc::clone(&link), growth, watch.clone());
