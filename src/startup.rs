@@ -8,6 +8,10 @@
 //!
 //! Everything else works meanwhile, so that operators can drain a full Redis. Only publishing over
 //! HTTP waits a moment, and is then refused.
+//!
+//! A bus beside Redis that does not answer, or cannot say where a new pipeline starts, must not keep all else
+//! from being served. After ten seconds the process is ready without it, says which new pipelines have
+//! no start yet, and goes on until their starts are fixed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,15 +24,17 @@ use tracing::{info, warn};
 use crate::bus::reader::{end_of, growth};
 use crate::bus::{BusError, Source};
 use crate::clock::{SharedClock, millis};
-use crate::fanout::starts::Starts;
+use crate::fanout::FanoutError;
+use crate::fanout::starts::{self, Starts};
 use crate::id::PipelineName;
 use crate::lifecycle::Shutdown;
 use crate::queue::Queue;
 use crate::redis::{Link, RedisError, keys};
 use crate::telemetry::OncePerMinute;
 
-/// Pause before a failed step is retried.
+/// Pause before a failed step is retried, and once the process is ready.
 const RETRY: Duration = Duration::from_millis(200);
+const RETRY_READY: Duration = Duration::from_secs(2);
 /// How long a start waits for a bus that is not in Redis.
 const BUS: Duration = Duration::from_secs(10);
 /// Maximum time that a request waits for the end of the start.
@@ -36,18 +42,37 @@ const PATIENCE: Duration = Duration::from_millis(250);
 
 /// The progress of a process's start. Clones share it.
 #[derive(Debug, Clone)]
-pub(crate) struct Startup(watch::Receiver<Option<String>>);
+pub(crate) struct Startup(watch::Receiver<State>);
+
+#[derive(Debug, Clone, Default)]
+struct State {
+    /// What the process waits for; `None` after the start.
+    pending: Option<String>,
+    without: Vec<String>,
+}
+
+impl State {
+    fn is_over(&self) -> bool {
+        self.pending.is_none()
+    }
+}
 
 impl Startup {
     /// What the process waits for; `None` after the start.
     pub(crate) fn pending(&self) -> Option<String> {
-        self.0.borrow().clone()
+        self.0.borrow().pending.clone()
+    }
+
+    /// After the start: which new pipelines have no start on a bus yet, and why. They may miss events that
+    /// are published until then.
+    pub(crate) fn without(&self) -> Vec<String> {
+        self.0.borrow().without.clone()
     }
 
     /// Waits for the end of the start, or of the process.
     pub(crate) async fn is_over(&self) {
         let mut state = self.0.clone();
-        let _ = state.wait_for(Option::is_none).await;
+        let _ = state.wait_for(State::is_over).await;
     }
 
     /// Waits a moment for the end of the start; otherwise returns what the process waits for.
@@ -55,11 +80,11 @@ impl Startup {
     /// # Cancel safety
     /// Nothing is lost.
     pub(crate) async fn ended(&self) -> Result<(), String> {
-        if self.0.borrow().is_none() {
+        if self.0.borrow().is_over() {
             return Ok(());
         }
         let mut state = self.0.clone();
-        let ended = tokio::time::timeout(PATIENCE, state.wait_for(Option::is_none)).await;
+        let ended = tokio::time::timeout(PATIENCE, state.wait_for(State::is_over)).await;
         match ended {
             Ok(Ok(_)) => Ok(()),
             _ => self.pending().map_or(Ok(()), Err),
@@ -117,7 +142,8 @@ pub(crate) struct Start {
 impl Start {
     /// Runs the start. Retries failed steps until the soft stop.
     pub(crate) fn begin(self, shutdown: &Shutdown) -> Startup {
-        let (state, startup) = watch::channel(Some("it has just started".to_owned()));
+        let pending = Some("it has just started".to_owned());
+        let (state, startup) = watch::channel(State { pending, ..State::default() });
         let shutdown_too = shutdown.clone();
         shutdown.spawn(async move {
             tokio::select! {
@@ -129,25 +155,53 @@ impl Start {
         Startup(startup)
     }
 
-    async fn run(mut self, state: &watch::Sender<Option<String>>) {
+    async fn run(mut self, state: &watch::Sender<State>) {
         let (logged, mut failed, began) = (OncePerMinute::default(), false, Instant::now());
-        while let Err(Pending { what, cause }) = self.round(began).await {
-            if let Some(suppressed) = logged.take() {
-                let error = cause.as_ref().map(tracing::field::display);
-                warn!(what, error, suppressed, "not ready yet; retrying");
+        loop {
+            let round = self.round(began).await;
+            let is_over = state.borrow().is_over();
+            let pause = if is_over { RETRY_READY } else { RETRY };
+            match round {
+                Ok(without) => {
+                    if let Some(first) = without.first()
+                        && let Some(suppressed) = logged.take()
+                    {
+                        warn!(
+                            first,
+                            count = without.len(),
+                            suppressed,
+                            "ready, but the start of new pipelines is not known: with start = \"new\" they miss the events published until it is"
+                        );
+                    }
+                    if failed && without.is_empty() {
+                        info!("ready");
+                    }
+                    let is_done = without.is_empty();
+                    state.send_replace(State { pending: None, without });
+                    if is_done {
+                        return;
+                    }
+                }
+                Err(Pending { what, cause }) => {
+                    if let Some(suppressed) = logged.take() {
+                        let error = cause.as_ref().map(tracing::field::display);
+                        warn!(what, error, suppressed, "not ready yet; retrying");
+                    }
+                    // A process that is ready stays ready.
+                    if !is_over {
+                        let cause = cause.as_ref().map_or("", in_words);
+                        let pending = Some(format!("{what}{cause}"));
+                        state.send_replace(State { pending, ..State::default() });
+                    }
+                }
             }
             failed = true;
-            let cause = cause.as_ref().map_or("", in_words);
-            state.send_replace(Some(format!("{what}{cause}")));
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(pause).await;
         }
-        if failed {
-            info!("ready");
-        }
-        state.send_replace(None);
     }
 
-    async fn round(&mut self, began: Instant) -> Result<(), Pending> {
+    /// Makes all steps. Returns which new pipelines have no start yet, if the process must not wait for them.
+    async fn round(&mut self, began: Instant) -> Result<Vec<String>, Pending> {
         if !*self.heard.borrow() {
             let heard = tokio::time::timeout(RETRY, self.heard.wait_for(|heard| *heard)).await;
             if !matches!(heard, Ok(Ok(_))) {
@@ -159,53 +213,85 @@ impl Start {
             |what: String| |error: RedisError| Pending { what, cause: Some(error.into()) };
         let names = self.note_names().await;
         names.map_err(pending("its pipelines are not registered in Redis yet".to_owned()))?;
+        let mut without = Vec::new();
         for bus in &self.buses {
-            let unknown = |error| {
-                let what = format!("the end of the bus {:?} is not known yet", bus.name());
-                Pending { what, cause: Some(error) }
-            };
-            let logs = match bus.logs().await {
-                // Otherwise an outage of one bus would keep all else from being served.
-                Err(error) if !matches!(error, BusError::Redis(_)) && began.elapsed() > BUS => {
-                    warn!(bus = bus.name(), %error,
-                        "this process starts without this bus, which does not answer; a pipeline that is new to the bus starts when the bus answers, and with start = \"new\" it misses the events published until then");
-                    continue;
-                }
-                logs => logs.map_err(unknown)?,
-            };
-            for topic in bus.topics() {
-                if !logs.iter().any(|log| is_of(&log.name, &topic)) {
-                    for Starting { queue, .. } in &self.pipelines {
-                        let noting = self.starts.absent(&self.link, &topic, queue.name()).await;
-                        noting.map_err(|error| unknown(error.into()))?;
-                    }
+            self.place(bus, began.elapsed() > BUS, &mut without).await?;
+        }
+        Ok(without)
+    }
+
+    /// Fixes where each pipeline starts in each log of a bus. Adds those that have no start to `without`, if the
+    /// process goes on without the bus when that cannot be found out.
+    async fn place(
+        &self,
+        bus: &Arc<dyn Source>,
+        goes_on: bool,
+        without: &mut Vec<String>,
+    ) -> Result<(), Pending> {
+        let unknown = |error| {
+            let what = format!("the end of the bus {:?} is not known yet", bus.name());
+            Pending { what, cause: Some(error) }
+        };
+        let logs = match bus.logs().await {
+            // Otherwise an outage of one bus would keep all else from being served.
+            Err(error) if !matches!(error, BusError::Redis(_)) && goes_on => {
+                let new = self.new_to(bus).await.map_err(|error| unknown(error.into()))?;
+                let on =
+                    |name| format!("pipeline {name} on bus {:?}{}", bus.name(), in_words(&error));
+                without.extend(new.into_iter().map(on));
+                return Ok(());
+            }
+            logs => logs.map_err(unknown)?,
+        };
+        for topic in bus.topics() {
+            if !logs.iter().any(|log| is_of(&log.name, &topic)) {
+                for Starting { queue, .. } in &self.pipelines {
+                    let noting = self.starts.absent(&self.link, &topic, queue.name()).await;
+                    noting.map_err(|error| unknown(error.into()))?;
                 }
             }
-            let settled = growth::settled(&self.link, bus.name(), logs).await;
-            for log in settled.map_err(|error| unknown(error.into()))? {
-                let log = end_of(&log);
-                for Starting { queue, from_earliest } in &self.pipelines {
-                    let placing = self.starts.positions(queue, &log, *from_earliest).await;
-                    let (name, log) = (queue.name(), &log.name);
-                    // Shards that are unavailable now start there too after they recover.
-                    match placing.map_err(BusError::from) {
-                        Ok(_) => {}
-                        // As an outage of the bus. Its reader reports it too, and does not start.
-                        Err(error @ BusError::Refused { .. }) if began.elapsed() > BUS => {
-                            warn!(bus = bus.name(), %error,
-                                "this process starts without this bus: it cannot say where a new pipeline starts");
-                        }
-                        Err(error) => {
-                            let what = format!(
-                                "where pipeline {name} starts on stream {log:?} is not fixed yet"
-                            );
-                            return Err(Pending { what, cause: Some(error) });
-                        }
+        }
+        let settled = growth::settled(&self.link, bus.name(), logs).await;
+        for log in settled.map_err(|error| unknown(error.into()))? {
+            let log = end_of(&log);
+            for Starting { queue, from_earliest } in &self.pipelines {
+                let placing = self.starts.positions(queue, &log, *from_earliest).await;
+                let (name, log) = (queue.name(), &log.name);
+                // Shards that are unavailable now start there too after they recover.
+                match placing {
+                    Ok(_) => {}
+                    // As an outage of the bus. Its reader reports it too, and does not start the pipeline.
+                    Err(FanoutError::NoStart { cause, .. }) if goes_on => {
+                        without.push(format!("pipeline {name} on {log}: {cause}"));
+                    }
+                    Err(error) => {
+                        let what = format!(
+                            "where pipeline {name} starts on stream {log:?} is not fixed yet"
+                        );
+                        return Err(Pending { what, cause: Some(error.into()) });
                     }
                 }
             }
         }
         Ok(())
+    }
+
+    /// The pipelines that have no start in a log of this bus, as far as it was read before.
+    async fn new_to(&self, bus: &Arc<dyn Source>) -> Result<Vec<&PipelineName>, RedisError> {
+        let mut logs = growth::known(&self.link, bus.name()).await?;
+        if logs.is_empty() {
+            logs.extend(bus.topics().iter().map(ToString::to_string));
+        }
+        let mut new = Vec::new();
+        for Starting { queue, .. } in &self.pipelines {
+            for log in &logs {
+                if starts::fixed(&self.link, log, queue.name()).await?.is_none() {
+                    new.push(queue.name());
+                    break;
+                }
+            }
+        }
+        Ok(new)
     }
 
     /// Records the names of new pipelines.

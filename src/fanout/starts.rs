@@ -229,7 +229,7 @@ pub(crate) async fn lowest(queue: &Queue, stream: &str) -> Result<Option<Offset>
 }
 
 /// Where a pipeline starts on a stream, if a process has fixed that.
-async fn fixed(
+pub(crate) async fn fixed(
     link: &Link,
     stream: &str,
     pipeline: &PipelineName,

@@ -67,7 +67,7 @@ pub(crate) enum Answers {
 pub(crate) enum Status {
     /// Everything works.
     Ready,
-    /// Everything works except what needs an unavailable dependency.
+    /// Everything works except what needs an unavailable dependency, or a pipeline that has no start yet.
     Degraded,
     /// Starting: `reason` names the pending step. Queued events are already handled.
     Starting,
@@ -90,6 +90,10 @@ pub(crate) struct Readiness {
     /// The pending step of the start; absent after the start.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
+    /// New pipelines whose start on a bus is not known, because the bus did not answer for 10 s. With
+    /// `start = "new"` they miss the events that are published until it is known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    without_start: Vec<String>,
     /// With `verbose`: what is wrong, the most urgent first. It changes neither `status` nor the code.
     #[serde(skip_serializing_if = "Option::is_none")]
     problems: Option<Vec<Said>>,
@@ -224,15 +228,17 @@ impl Readiness {
         mongodb: Option<Answers>,
         stopping: bool,
         reason: Option<String>,
+        without_start: Vec<String>,
     ) -> Self {
         let status = match (redis, mongodb, stopping) {
             (Answers::Down, ..) => Status::Unavailable,
             (_, _, true) => Status::Stopping,
             _ if reason.is_some() => Status::Starting,
             (_, Some(Answers::Down), _) => Status::Degraded,
+            _ if !without_start.is_empty() => Status::Degraded,
             _ => Status::Ready,
         };
-        Self { status, redis, mongodb, reason, problems: None }
+        Self { status, redis, mongodb, reason, without_start, problems: None }
     }
 }
 
@@ -283,7 +289,7 @@ async fn ready(
     request: Request,
 ) -> Readiness {
     // Read before the checks, because a completed start stays complete.
-    let reason = health.startup.pending();
+    let (reason, without) = (health.startup.pending(), health.startup.without());
     let ping = health.link.command("PING", redis::cmd("PING"));
     let redis = match tokio::time::timeout(READY_TIMEOUT, ping).await {
         Ok(Ok(_)) => Answers::Up,
@@ -293,7 +299,7 @@ async fn ready(
         .mongodb
         .as_ref()
         .map(|mongodb| if mongodb.now() { Answers::Up } else { Answers::Down });
-    let readiness = Readiness::new(redis, mongodb, health.leaving.is_cancelled(), reason);
+    let readiness = Readiness::new(redis, mongodb, health.leaving.is_cancelled(), reason, without);
     // A query that cannot be read does not make the process unready.
     if !verbosity.is_ok_and(|Query(verbosity)| verbosity.is_verbose()) {
         return readiness;
@@ -326,11 +332,24 @@ mod tests {
             (Down, Some(Up), true, None, "unavailable", 503),
             (Down, None, false, reason, "unavailable", 503),
         ] {
-            let readiness = Readiness::new(redis, mongodb, stopping, reason.map(str::to_owned));
+            let reason = reason.map(str::to_owned);
+            let readiness = Readiness::new(redis, mongodb, stopping, reason.clone(), Vec::new());
             let said = serde_json::to_value(&readiness).unwrap();
             assert_eq!(said["status"], status);
-            assert_eq!(said.get("reason").and_then(|said| said.as_str()), reason);
+            assert_eq!(said.get("reason").and_then(|said| said.as_str()), reason.as_deref());
             assert_eq!(readiness.into_response().status(), code, "{status}");
         }
+    }
+
+    #[test]
+    fn a_process_that_is_ready_without_the_start_of_a_pipeline_is_degraded_and_names_it() {
+        let without = vec!["pipeline p on bus \"kafka:k\"".to_owned()];
+        let readiness = Readiness::new(Answers::Up, None, false, None, without.clone());
+        let said = serde_json::to_value(&readiness).unwrap();
+        assert_eq!(
+            (&said["status"], &said["without_start"]),
+            (&"degraded".into(), &without.into())
+        );
+        assert_eq!(readiness.into_response().status(), 200);
     }
 }

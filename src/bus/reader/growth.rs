@@ -191,6 +191,14 @@ impl Growth {
     }
 }
 
+/// The logs of a bus that gets new ones, as far as it was read before.
+///
+/// # Errors
+/// If Redis is unavailable or refuses.
+pub(crate) async fn known(link: &Link, bus: &str) -> Result<Vec<String>, RedisError> {
+    Ok(states(link, &keys::logs(link.prefix(), bus)).await?.into_keys().collect())
+}
+
 /// The logs in which pipelines start as they say. In new partitions the reader places them.
 ///
 /// # Errors

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rdkafka::mocking::{MockCluster, MockCoordinator};
 
 use super::*;
+use crate::support::http::get;
 
 /// Longer than any client waits.
 const FOREVER: Duration = Duration::from_secs(3_600);
@@ -62,5 +63,45 @@ async fn a_process_starts_and_reads_the_partitions_whose_brokers_answer() {
     handled(7).await;
     put(1, "3").await;
     handled(8).await;
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_new_pipeline_whose_bus_does_not_answer_is_named_until_it_has_a_start() {
+    let bus = Bus::kafka(1).await;
+    let server = RedisServer::start(Options::default());
+    let (log, sources) = (Log::default(), bus.sources());
+    let settings = [("bus.streams", "[]"), ("bus.sources", &*sources)];
+    let config = config(&server, "fresh", &settings);
+    bus.sigstop();
+    let instance = Instance::start(&config, log.content()).await;
+    let address = instance.address.to_string();
+    let ready = async |address: &str| {
+        let mut body = String::new();
+        eventually(LONG, "it is ready", async || {
+            let (code, found) = get(address, "/readyz").await;
+            body = found;
+            code == 200
+        })
+        .await;
+        body
+    };
+    let body = ready(&address).await;
+    assert!(body.contains("\"degraded\"") && body.contains("pipeline fresh on bus"), "{body}");
+    bus.sigcont();
+    eventually(LONG, "it has a start", async || {
+        let (_, body) = get(&address, "/readyz").await;
+        body.contains("\"ready\"") && !body.contains("without_start")
+    })
+    .await;
+    bus.add(&["b".to_owned()], &[event("b", "t", 0)]).await;
+    eventually(LONG, "it is handled", async || log.len() == 1).await;
+    instance.stop().await;
+    // A pipeline that has one needs no bus to be ready.
+    bus.sigstop();
+    let instance = Instance::start(&config, log.content()).await;
+    let body = ready(&instance.address.to_string()).await;
+    bus.sigcont();
+    assert!(body.contains("\"ready\""), "{body}");
     instance.stop().await;
 }
