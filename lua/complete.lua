@@ -92,10 +92,13 @@ local function close(item, n, length)
     return
   end
   if n > 0 then
+    local replacements = 0
     for i = item.first_ad, item.first_ad + 3 * item.ads - 1, 3 do
       books.lower(book, 'v' .. ARGV[i], tonumber(ARGV[i + 1]))
       books.lower(book, 'r' .. ARGV[i], tonumber(ARGV[i + 2]))
+      replacements = replacements + tonumber(ARGV[i + 2])
     end
+    books.lower(book, 'r', replacements)
   end
 end
 

@@ -10,7 +10,7 @@
 --       quota_of), 1, event as MessagePack
 -- Reply {'OK' | 'DUP' (accepted before) | 'GAP' (the line before is missing), the last accepted line} |
 --       {'QUOTA', name, held, limit}: nothing was changed
--- Cost  about 15 commands, 2 more for the first line, 1 for a line that was accepted before
+-- Cost  about 16 commands, 2 more for the first line, 1 for a line that was accepted before
 assert(#KEYS == 15 and #ARGV == 14, 'import: wrong number of arguments')
 local import, ad, kept, spent = KEYS[14], ARGV[1], tonumber(ARGV[8]), nil
 local PAUSE_MS = 3600000
@@ -31,7 +31,7 @@ if done < line then
   local books = books()
   local book = books.at(10)
   append(9, 11, {slice = tonumber(ARGV[3]), linger = tonumber(ARGV[4])})
-  call('HINCRBY', book.unflushed, 'r' .. ad, 1)
+  books.count_replacement(book, ad)
   local _, is_young = books.cached(book, ad)
   books.cache(book, ad, tonumber(ARGV[2]), is_young, tonumber(ARGV[10]))
   verdict = 'OK'

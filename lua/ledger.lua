@@ -1,8 +1,8 @@
 -- Shared by the scripts that count views: inserted after shared.lua when a script is loaded.
 --
 -- The queue of a bot in the pipeline `counters` has a book of four keys:
---   [1] unflushed:<bot>  hash         'v' .. ad -> views queued, 'r' .. ad -> replacements queued;
---                                     absent if the queue is empty
+--   [1] unflushed:<bot>  hash         'v' .. ad -> views queued, 'r' .. ad -> replacements queued,
+--                                     'r' -> replacements of all ads; absent if the queue is empty
 --   [2] total:0:<bot>    hash         ad -> run|total: the cached totals, in two generations of a
 --   [3] total:1:<bot>                 day: the parity of the server's day tells the young one
 --   [4] acked:<bot>      string, 1 h  the highest completed sequence
@@ -69,6 +69,12 @@ local function books()
       end
     end
 
+    -- Adds a queued replacement of an ad.
+    local function count_replacement(book, ad)
+      call('HINCRBY', book.unflushed, 'r' .. ad, 1)
+      call('HINCRBY', book.unflushed, 'r', 1)
+    end
+
     -- Lowers a count of queued views or replacements after events left the queue.
     local function lower(book, field, by)
       if by > 0 and call('HINCRBY', book.unflushed, field, -by) <= 0 then
@@ -82,8 +88,8 @@ local function books()
     end
 
     made_for_books = {
-      at = book_at, cached = cached, cache = cache, count = count, lower = lower,
-      acknowledge = acknowledge,
+      at = book_at, cached = cached, cache = cache, count = count,
+      count_replacement = count_replacement, lower = lower, acknowledge = acknowledge,
     }
   end
   return made_for_books

@@ -43,6 +43,13 @@ struct Open {
     probe_at: Instant,
 }
 
+/// Whether a question without an answer in time opens the breaker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Opens {
+    IfLate,
+    Never,
+}
+
 /// Why there is no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Unanswered<E> {
@@ -79,6 +86,31 @@ impl Breaker {
         within: Duration,
         question: impl Future<Output = Result<T, E>>,
     ) -> Result<T, Unanswered<E>> {
+        self.ask(within, question, Opens::IfLate).await
+    }
+
+    /// Like [`Self::read`], for a question that may take too long although the store works. So it
+    /// does not open the breaker. An answer closes it.
+    ///
+    /// # Errors
+    /// Those of [`Self::read`].
+    ///
+    /// # Cancel safety
+    /// Same as that of `question`.
+    pub(crate) async fn read_much<T, E: Away>(
+        &self,
+        within: Duration,
+        question: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, Unanswered<E>> {
+        self.ask(within, question, Opens::Never).await
+    }
+
+    async fn ask<T, E: Away>(
+        &self,
+        within: Duration,
+        question: impl Future<Output = Result<T, E>>,
+        opens: Opens,
+    ) -> Result<T, Unanswered<E>> {
         let allowed = request_deadline::at_most(within);
         if !self.lets_through(Duration::ZERO) {
             self.refused.increment(1);
@@ -87,10 +119,11 @@ impl Breaker {
         let question = request_deadline::until(Instant::now() + allowed, question);
         let answered = tokio::time::timeout(allowed, question).await;
         match &answered {
-            Ok(Err(error)) if error.is_away() => self.fails(within),
-            Ok(_) => self.answers(),
+            Ok(Err(error)) if !error.is_away() => self.answers(),
+            Ok(Ok(_)) => self.answers(),
+            _ if opens == Opens::Never => {}
             Err(_) if allowed < within => {}
-            Err(_) => self.fails(within),
+            _ => self.fails(within),
         }
         match answered {
             Ok(answer) => answer.map_err(Unanswered::Failed),
@@ -244,6 +277,23 @@ mod tests {
         assert_eq!(read, Err(Unanswered::Late(soon)));
         drop(tokio::time::timeout(soon, hangs(&breaker)).await);
         assert_eq!(answers(&breaker).await, Ok(7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_large_question_opens_nothing_and_its_answer_closes_it() {
+        let breaker = Breaker::new("test");
+        let late = breaker.read_much(WITHIN, pending::<Result<u32, Error>>()).await;
+        assert_eq!(late, Err(Unanswered::Late(WITHIN)));
+        let error = Error { away: true };
+        let failed = breaker.read_much(WITHIN, ready(Err::<u32, _>(error.clone()))).await;
+        assert_eq!(failed, Err(Unanswered::Failed(error)));
+        assert_eq!(answers(&breaker).await, Ok(7));
+        hangs(&breaker).await.unwrap_err();
+        let refused = breaker.read_much(WITHIN, ready(Ok::<u32, Error>(7))).await;
+        assert_eq!(refused, Err(Unanswered::Open), "only a probe asks");
+        tokio::time::advance(PROBE_EVERY).await;
+        assert_eq!(breaker.read_much(WITHIN, ready(Ok::<u32, Error>(7))).await, Ok(7));
+        assert_eq!(answers(&breaker).await, Ok(7), "closed");
     }
 
     #[tokio::test(start_paused = true)]

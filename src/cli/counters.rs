@@ -10,7 +10,7 @@ use std::io::{self, BufRead, BufReader, Read as _};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -38,6 +38,8 @@ const BYTES: usize = 1 << 20;
 const SHOWN_MAX: u64 = 20;
 /// Pause before a retry while Fairlane has no room for the import.
 const AGAIN: Duration = Duration::from_millis(250);
+/// Interval of messages during such a wait.
+const SAY: Duration = Duration::from_secs(30);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -201,7 +203,7 @@ impl Job<'_> {
 
     /// Sends these lines until all are accepted. Waits while Fairlane has no room.
     async fn send(&self, mut lines: &[Line], summary: &mut Summary) -> Result<(), CliError> {
-        let mut told = false;
+        let mut waits: Option<Wait> = None;
         while !lines.is_empty() {
             match import(&self.queue, &self.bot, &self.key, lines).await {
                 Ok(progress) => {
@@ -209,11 +211,12 @@ impl Job<'_> {
                     summary.skipped += progress.skipped;
                     let taken = lines.partition_point(|line| line.number <= progress.last);
                     lines = &lines[taken..];
+                    waits = None;
                 }
                 Err(wait @ (ImportError::Waiting { .. } | ImportError::Full { .. })) => {
-                    if !told {
-                        self.progress.suspend(|| eprintln!("waiting: {wait}"));
-                        told = true;
+                    let now = Instant::now();
+                    if let Some(line) = waits.get_or_insert(Wait::since(now)).line(&wait, now) {
+                        self.progress.suspend(|| eprintln!("{line}"));
                     }
                     tokio::time::sleep(AGAIN).await;
                 }
@@ -225,6 +228,35 @@ impl Job<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// A wait for room, in which nothing is imported.
+#[derive(Debug, Clone, Copy)]
+struct Wait {
+    since: Instant,
+    say_at: Instant,
+}
+
+impl Wait {
+    fn since(since: Instant) -> Self {
+        Self { since, say_at: since }
+    }
+
+    /// What to say now, if something.
+    fn line(&mut self, reason: &ImportError, now: Instant) -> Option<String> {
+        if now < self.say_at {
+            return None;
+        }
+        self.say_at = now + SAY;
+        let waited = now.duration_since(self.since).as_secs();
+        Some(if waited == 0 {
+            format!("waiting: {reason}")
+        } else {
+            format!(
+                "still waiting after {waited} s: {reason}; check that a fairlane serve with the role work runs, and that it reaches MongoDB"
+            )
+        })
     }
 }
 
@@ -332,6 +364,23 @@ mod tests {
         assert_eq!(lines.len(), 2_500);
         let follow = lines.windows(2).all(|pair| pair[0].upto == pair[1].before);
         assert!(follow && lines[0].before == 0);
+    }
+
+    #[test]
+    fn a_long_wait_is_told_again_and_again() {
+        let start = Instant::now();
+        let mut wait = Wait::since(start);
+        let mut line = |seconds: u64| {
+            let reason = ImportError::Waiting { waiting: 2_000 };
+            wait.line(&reason, start + Duration::from_secs(seconds))
+        };
+        let first = line(0).unwrap();
+        assert!(first.starts_with("waiting: 2000 replacements"), "{first}");
+        assert_eq!((line(1), line(29)), (None, None));
+        let again = line(31).unwrap();
+        assert!(again.starts_with("still waiting after 31 s: 2000"), "{again}");
+        assert_eq!(line(60), None);
+        assert!(line(61).is_some());
     }
 
     #[test]

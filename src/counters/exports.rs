@@ -72,6 +72,15 @@ struct Export {
     moved: Instant,
 }
 
+/// What happens if all places are in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WhenFull {
+    /// The token with the most gives one up.
+    TakeOver,
+    /// Only an export whose client reads nothing gives way.
+    Refuse,
+}
+
 impl Export {
     fn is_stalled(&self) -> bool {
         self.moved.elapsed() >= STALLED
@@ -82,6 +91,15 @@ impl Exports {
     /// A turn for a token that may have `max`. `None`: another export of the bot runs, the token has
     /// as many as it may, or no place is free.
     pub(crate) fn begin(&self, token: &str, max: usize, bot: &BotId) -> Option<Turn> {
+        self.grant(token, max, bot, WhenFull::TakeOver)
+    }
+
+    /// As [`Self::begin`], but no other export ends for it unless its client reads nothing.
+    pub(crate) fn begin_if_free(&self, token: &str, max: usize, bot: &BotId) -> Option<Turn> {
+        self.grant(token, max, bot, WhenFull::Refuse)
+    }
+
+    fn grant(&self, token: &str, max: usize, bot: &BotId, full: WhenFull) -> Option<Turn> {
         let mut running = self.running();
         running.exports.retain(|one| one.bot != *bot || !one.is_stalled());
         let list = &mut running.exports;
@@ -95,7 +113,11 @@ impl Exports {
             return None;
         }
         if list.len() >= ALL {
-            let crowd = list.iter().position(|one| count(list, &one.token) > own + 1);
+            let has_more = |one: &Export| count(list, &one.token) > own + 1;
+            let crowd = match full {
+                WhenFull::TakeOver => list.iter().position(has_more),
+                WhenFull::Refuse => None,
+            };
             let stalled = || list.iter().position(Export::is_stalled);
             list.remove(crowd.or_else(stalled)?);
         }
@@ -222,6 +244,10 @@ mod tests {
         let all: Vec<_> =
             (0..ALL).map(|number| exports.begin("root", ALL, &bot(number)).unwrap()).collect();
         assert!(exports.begin("root", ALL, &bot(ALL)).is_none());
+        assert!(
+            exports.begin_if_free("tenant", OF_ONE, &bot(ALL)).is_none(),
+            "a page takes none over"
+        );
         let _tenant = exports.begin("tenant", OF_ONE, &bot(ALL)).expect("it takes one over");
         assert!(matches!(all[0].go_on(), Err(Overtaken)), "the oldest");
     }

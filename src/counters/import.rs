@@ -2,8 +2,9 @@
 //! order, regardless of repeated requests.
 //!
 //! Redis stores the last applied line of each import beside the queue that the lines go to, so both
-//! always roll back together. To protect other work, no line is accepted while many records of its
-//! bot wait to be written, or while Redis is nearly full.
+//! always roll back together. To protect other work, no line is accepted while many replacements of
+//! its bot wait to be written, or while Redis is nearly full. Views do not count: they are merged,
+//! and a busy bot always has many.
 
 use crate::counters::scripts::Taken;
 use crate::counters::view::Line;
@@ -13,7 +14,7 @@ use crate::redis::RedisError;
 
 /// Maximum number of lines per write.
 const LINES: usize = 250;
-/// Number of waiting records of the bot at which no line is accepted.
+/// Number of waiting replacements of the bot at which no line is accepted.
 const WAITING_MAX: u64 = 2_000;
 /// Percent of its memory in use at which Redis accepts no line.
 const FULL_PERCENT: u64 = 80;
@@ -43,10 +44,10 @@ pub(crate) enum ImportError {
         /// The last applied line.
         last: u64,
     },
-    /// Too many records of the bot wait.
-    #[error("{waiting} records of the bot wait to be written; the maximum is {WAITING_MAX}")]
+    /// Too many replacements of the bot wait.
+    #[error("{waiting} replacements of the bot wait for MongoDB; the maximum is {WAITING_MAX}")]
     Waiting {
-        /// The number of waiting records.
+        /// The number of waiting replacements.
         waiting: u64,
     },
     /// Redis is nearly full.

@@ -29,11 +29,15 @@
 //! view has no such timeout for Redis, because only Redis can count it; views fail immediately once
 //! Redis has been silent for a second. For MongoDB a view waits only like a reader, because it also
 //! counts without a total.
+//!
+//! Reads of many documents are slow without a store that hangs. So they take turns, and open no
+//! breaker (`large`).
 
 pub(crate) mod exports;
 pub(crate) mod gauges;
 pub(crate) mod handler;
 pub(crate) mod import;
+mod large;
 pub(crate) mod metrics;
 pub(crate) mod part;
 pub mod queue;
@@ -54,6 +58,7 @@ use tracing::warn;
 
 use self::exports::{Broken, Exports, Turn};
 use self::import::{ImportError, Progress};
+use self::large::{Large, is_large};
 use self::part::CounterPart;
 use self::queue::{AdLedger, Known, NewViews, ViewLedger};
 use self::scripts::Viewed;
@@ -122,9 +127,6 @@ impl product::Product for Product {
 const AGAIN: [Duration; 3] =
     [Duration::from_millis(2), Duration::from_millis(10), Duration::from_millis(40)];
 
-/// Timeout of the first page of an export.
-const EXPORT_WITHIN: Duration = Duration::from_secs(5);
-
 /// Why the counters cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CountersError {
@@ -183,6 +185,7 @@ pub(crate) struct Counters {
     redis: Arc<Breaker>,
     mongo: Arc<Breaker>,
     exports: Exports,
+    large: Large,
 }
 
 impl Counters {
@@ -196,8 +199,8 @@ impl Counters {
         let (redis, mongo) = (Breaker::new("redis"), Breaker::new("mongodb"));
         let (redis, mongo) = (Arc::new(redis), Arc::new(mongo));
         let metrics = CounterMetrics::new();
-        let exports = Exports::default();
-        Self { queue, store, calendar, metrics, read_timeout, redis, mongo, exports }
+        let (exports, large) = (Exports::default(), Large::default());
+        Self { queue, store, calendar, metrics, read_timeout, redis, mongo, exports, large }
     }
 
     /// Counts `n` views (1 to [`view::VIEWS_MAX`]) and returns the new total. `None`: the views
@@ -261,7 +264,15 @@ impl Counters {
     ) -> Result<Vec<Stored>, CountersError> {
         static AWAY: OncePerMinute = OncePerMinute::new();
         let left = until.saturating_duration_since(Instant::now()).max(self.read_timeout / 4);
-        let asked = self.mongo.read(left, self.store.totals(bot, ads)).await;
+        let asked = if is_large(ads.len()) {
+            let totals = async {
+                let _place = self.large.totals.take(bot).await;
+                self.store.totals_apart(bot, ads).await
+            };
+            self.mongo.read_much(left, totals).await
+        } else {
+            self.mongo.read(left, self.store.totals(bot, ads)).await
+        };
         let stored = asked.map_err(CountersError::from).inspect_err(|error| {
             if let Some(suppressed) = AWAY.take() {
                 warn!(%error, suppressed, "MongoDB does not return totals; uncached totals are unknown");
@@ -416,7 +427,16 @@ impl Counters {
         from: Date,
         to: Date,
     ) -> Result<Vec<Vec<(Date, u64)>>, CountersError> {
-        Ok(self.mongo.read(self.read_timeout, self.store.daily(bot, ads, from, to)).await?)
+        let months = store::months(from, to) * ads.len();
+        if !is_large(months) {
+            let daily = self.store.daily(bot, ads, from, to);
+            return Ok(self.mongo.read(self.read_timeout, daily).await?);
+        }
+        let daily = async {
+            let _place = self.large.days.take(bot).await;
+            self.store.daily(bot, ads, from, to).await
+        };
+        Ok(self.mongo.read_much(self.read_timeout, daily).await?)
     }
 
     /// A turn to export for a token that may have `max`, if there is one: see [`Exports::begin`].
@@ -424,7 +444,13 @@ impl Counters {
         self.exports.begin(token, max, bot)
     }
 
-    /// The views of one day, without ads that have none. The turn ends with the stream.
+    /// A turn for a page: see [`Exports::begin_if_free`].
+    pub(crate) fn begin_page(&self, token: &str, max: usize, bot: &BotId) -> Option<Turn> {
+        self.exports.begin_if_free(token, max, bot)
+    }
+
+    /// The views of one day, without ads that have none. Waits for the first ones for `within`. The
+    /// turn ends with the stream.
     ///
     /// # Errors
     /// If MongoDB is unavailable. If it becomes unavailable later, or another export takes the turn
@@ -434,11 +460,12 @@ impl Counters {
         bot: &BotId,
         day: Date,
         turn: Turn,
+        within: Duration,
     ) -> Result<
         impl Stream<Item = Result<(AdId, u64), Broken>> + Send + Unpin + 'static,
         CountersError,
     > {
-        let pages = self.mongo.read(EXPORT_WITHIN, self.store.export(bot, day)).await?;
+        let pages = self.mongo.read_much(within, self.store.export(bot, day)).await?;
         Ok(exports::views(pages, turn))
     }
 }

@@ -186,17 +186,18 @@ impl Queue {
         line.map(|line| line.unwrap_or(0)).map_err(|error| self.link().misread("GET", error))
     }
 
-    /// The number of waiting records of a bot, and the highest share of its memory that a server
+    /// The number of queued replacements of a bot, and the highest share of its memory that a server
     /// uses, in percent.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
     pub async fn room(&self, bot: &BotId) -> Result<(u64, u64), RedisError> {
-        let mut length = redis::cmd("LLEN");
-        length.arg(self.keys_of(bot).queue(bot));
-        let waiting = self.link().command("LLEN", length).await?;
-        let waiting = Reply::single(waiting).and_then(|mut waiting| waiting.number());
-        let waiting = waiting.map_err(|error| self.link().misread("LLEN", error))?;
+        let [unflushed, ..] = self.keys_of(bot).ledger(bot);
+        let mut count = redis::cmd("HGET");
+        count.arg(unflushed).arg("r");
+        let waiting = self.link().command("HGET", count).await?;
+        let waiting = Reply::single(waiting).and_then(|mut waiting| waiting.optional());
+        let waiting = waiting.map_err(|error| self.link().misread("HGET", error))?.unwrap_or(0);
         let mut memory = redis::cmd("INFO");
         memory.arg("memory");
         let answers = self.link().ask_every("INFO", &memory).await?;

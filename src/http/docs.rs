@@ -230,7 +230,7 @@ impl IntoResponses for OfImports {
             (409, "Lines before these were not imported; `detail` says where to continue"),
             (
                 503,
-                "Redis is unavailable or nearly full, or many records of the bot wait to be written; Retry-After says when to retry",
+                "Redis is unavailable or nearly full, or many replacements of the bot wait to be written; Retry-After says when to retry",
             ),
         ]));
         responses

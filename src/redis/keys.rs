@@ -42,7 +42,7 @@
 //! | `fl:{p:s}:idem:<key>` | string, TTL | idempotency keys |
 //! | `fl:{p:s}:replay:<id>` | hash, TTL | stream and bot → the offset of the last event that a replay put |
 //! | `fl:{p:s}:keys:<bot>`, `fl:{p:s}:imports:<bot>` | string, TTL | meter of its idempotency keys: when the whole quota is free again, µs |
-//! | `fl:{p:s}:unflushed:<bot>` | hash | ledger: `v<account>` amounts queued, `r<account>` replacements queued |
+//! | `fl:{p:s}:unflushed:<bot>` | hash | ledger: `v<account>` amounts queued, `r<account>` replacements queued, `r` those of all accounts |
 //! | `fl:{p:s}:total:<generation>:<bot>` | hash, TTL | ledger: account → `run\|total` cached; two generations of a day |
 //! | `fl:{p:s}:acked:<bot>` | string, TTL | ledger: highest completed sequence |
 //! | `fl:{p:s}:wake` | channel | scores, deadlines and due times that became lower |

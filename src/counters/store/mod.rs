@@ -42,6 +42,7 @@ use crate::id::{BotId, Sequence};
 use crate::mongo::client::{ANSWER_TIMEOUT, Mongo, MongoError};
 use crate::mongo::coalescer::{BatchLimits, Coalescer};
 use crate::mongo::turns::{Turn, Turns};
+use crate::request_deadline;
 
 /// The collection of totals.
 pub const TOTALS: &str = "counters_totals";
@@ -124,7 +125,10 @@ impl CounterStore {
     pub fn writing_within(mongo: Mongo, within: Duration) -> Self {
         let within = within.min(ANSWER_TIMEOUT);
         let asked = mongo.clone();
-        let reads = Coalescer::new(READS, move |ids, _| read::totals(asked.clone(), ids).boxed());
+        // One query serves many callers, so no single caller's deadline applies to it.
+        let reads = Coalescer::new(READS, move |ids, _| {
+            read::totals(asked.clone(), ids, read::TOTALS_TIMEOUT).boxed()
+        });
         let writes = |collection| {
             let writer = Writer { mongo: mongo.clone(), collection, within };
             Coalescer::new(WRITES, move |items, place| writer.clone().write(items, place).boxed())
@@ -183,15 +187,44 @@ impl CounterStore {
             let ids: Vec<Arc<str>> =
                 ads.iter().map(|ad| statement::total_id(bot, ad).into()).collect();
             let (totals, _) = self.reads.join(ids.clone()).await?;
-            let found = ads.iter().zip(ids).filter_map(|(ad, id)| Some((ad, totals.get(&*id)?)));
-            found
-                .map(|(ad, stored)| match stored {
-                    Some(stored) => Ok((ad.clone(), *stored)),
-                    None => Err(self.mongo.not_understood("find", "numbers in total and s")),
-                })
-                .collect::<Result<Vec<_>, _>>()
+            self.found(ads, ids, &totals)
         });
         Ok(try_join_all(parts).await?.into_iter().flatten().collect())
+    }
+
+    /// Like [`Self::totals`], with a query of its own, which delays no other call. The server works
+    /// on it for as long as the caller waits, and at most 2 s.
+    ///
+    /// # Errors
+    /// If MongoDB does not answer in time or refuses.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(crate) async fn totals_apart(
+        &self,
+        bot: &BotId,
+        ads: &[AdId],
+    ) -> Result<HashMap<AdId, Stored>, MongoError> {
+        let ids: Vec<Arc<str>> = ads.iter().map(|ad| statement::total_id(bot, ad).into()).collect();
+        let within = request_deadline::at_most(read::TOTALS_TIMEOUT);
+        let totals = read::totals(self.mongo.clone(), ids.clone(), within).await?;
+        self.found(ads, ids, &totals).map(|found| found.into_iter().collect())
+    }
+
+    /// The state of those ads that were found.
+    fn found(
+        &self,
+        ads: &[AdId],
+        ids: Vec<Arc<str>>,
+        totals: &Totals,
+    ) -> Result<Vec<(AdId, Stored)>, MongoError> {
+        let found = ads.iter().zip(ids).filter_map(|(ad, id)| Some((ad, totals.get(&*id)?)));
+        found
+            .map(|(ad, stored)| match stored {
+                Some(stored) => Ok((ad.clone(), *stored)),
+                None => Err(self.mongo.not_understood("find", "numbers in total and s")),
+            })
+            .collect()
     }
 
     /// Applies the changes of a slice, in order for each ad, to both collections. Returns once a
@@ -276,6 +309,12 @@ impl CounterStore {
         });
         Ok(stream::iter(first.map(Ok)).chain(later).boxed())
     }
+}
+
+/// The number of documents that hold the days of an ad.
+pub(crate) fn months(from: Date, to: Date) -> usize {
+    let month = |day: Date| 12 * i32::from(day.year()) + i32::from(day.month());
+    usize::try_from(month(to) - month(from) + 1).unwrap_or(0)
 }
 
 /// Executes a slice's statements for one collection.

@@ -17,7 +17,7 @@ use crate::mongo::client::{ANSWER_TIMEOUT, Mongo, MongoError};
 use crate::request_deadline;
 
 /// Time limit of reading totals in the server. It is short because requests wait for it.
-const TOTALS_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const TOTALS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Number of documents per page of an export.
 const PAGE: u32 = 1_000;
 
@@ -25,7 +25,11 @@ const PAGE: u32 = 1_000;
 pub(super) type Totals = HashMap<Box<str>, Option<Stored>>;
 
 /// Reads totals by document id.
-pub(super) async fn totals(mongo: Mongo, ids: Vec<Arc<str>>) -> Result<Totals, MongoError> {
+pub(super) async fn totals(
+    mongo: Mongo,
+    ids: Vec<Arc<str>>,
+    within: Duration,
+) -> Result<Totals, MongoError> {
     let options = FindOptions::builder()
         .projection(doc! { "total": 1, "s": 1 })
         .batch_size(batch(ids.len()))
@@ -33,8 +37,7 @@ pub(super) async fn totals(mongo: Mongo, ids: Vec<Arc<str>>) -> Result<Totals, M
         .build();
     let ids: Vec<&str> = ids.iter().map(AsRef::as_ref).collect();
     let filter = doc! { "_id": { "$in": ids } };
-    // One query serves many callers, so no single caller's deadline applies to it.
-    let found = mongo.find(TOTALS, filter, options, TOTALS_TIMEOUT).await?;
+    let found = mongo.find(TOTALS, filter, options, within).await?;
     let stored = |document: &RawDocumentBuf| {
         let total = number(document, "total")?;
         Some(Stored { total, sequence: Sequence::new(number(document, "s")?) })

@@ -46,6 +46,8 @@ pub const VIEWED: &str = "ad.viewed";
 const STAMP: &str = "counter";
 const REPLACE: &str = "replace";
 const FORGET: &str = "forget";
+/// The stamp of a replacement that must have no effect any more: it became a dead letter.
+const VOID: &str = "void";
 
 /// The id of a counted ad: 1 to 128 bytes of UTF-8 without control characters. All other characters
 /// are allowed.
@@ -404,7 +406,8 @@ pub fn arrived(event: &Event, calendar: &Calendar) -> (Event, Option<(AdId, u64)
 pub fn returned(event: &Event, calendar: &Calendar) -> (Event, Option<(AdId, u64)>) {
     match read(event) {
         Ok(Record { ad, deed: Deed::Add { n, .. } }) => (event.clone(), Some((ad, n))),
-        Ok(Record { deed: Deed::Replace(_), .. }) => (on_day(event.clone(), None), None),
+        Ok(Record { deed: Deed::Replace(_), .. }) => (stamped(event.clone(), Some(VOID)), None),
+        Err(_) if has_stamp(event, VOID) => (event.clone(), None),
         Err(_) => arrived(event, calendar),
     }
 }
@@ -421,6 +424,10 @@ pub fn on_day(event: Event, day: Option<Date>) -> Event {
 
 fn stamped(event: Event, stamp: Option<&str>) -> Event {
     event.with_extension(STAMP, stamp.map(Into::into))
+}
+
+fn has_stamp(event: &Event, stamp: &str) -> bool {
+    event.extension(STAMP).and_then(serde_json::Value::as_str) == Some(stamp)
 }
 
 /// The effect of a record of the counters pipeline.

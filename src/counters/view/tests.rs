@@ -49,8 +49,10 @@ fn a_redriven_view_keeps_the_day_of_its_arrival() {
     // It would replace views that were counted later.
     let replaced = replacement(&bot(), &ad, &Replacement { total: 7, ..Replacement::default() });
     let (again, counts) = returned(&replaced, &later);
-    assert_eq!((stamp(&again), counts), (None, None));
+    assert_eq!((stamp(&again), counts), (Some(VOID), None));
     assert!(matches!(read(&again), Err(ViewError::Stamp)));
+    let (again, counts) = returned(&again, &later);
+    assert_eq!((stamp(&again), counts), (Some(VOID), None), "nor is it a view the second time");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The export of all views of a day: one line per ad, as a stream.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::State;
@@ -18,14 +19,14 @@ use super::super::extract::{Path, Query};
 use super::super::problem::{Kind, Problem};
 use super::BotPath;
 use super::daily::Day;
-use crate::counters::Counters;
-use crate::counters::exports::{self, Broken, Turn};
+use crate::counters::exports::{self, Broken};
 use crate::counters::view::AdId;
-use crate::id::BotId;
 
 pub(super) const NDJSON: &str = "application/x-ndjson";
 /// Maximum number of lines per write.
 const LINES: usize = 1_000;
+/// How long a request waits for the first lines.
+const WITHIN: Duration = Duration::from_secs(5);
 /// `Retry-After` while other exports run, in seconds.
 const BUSY_SECONDS: u32 = 5;
 
@@ -68,20 +69,19 @@ pub(super) async fn export(
     Query(ExportQuery { day: Day(day) }): Query<ExportQuery>,
 ) -> Result<Response, Problem> {
     let counters = api.counters_of(&bot, &caller)?;
-    let Some(turn) = turn(counters, &caller, &bot) else {
+    let Some(turn) = counters.begin_export(caller.name(), places(&caller), &bot) else {
         let detail = "nothing was done: this process already runs an export of this bot, or the maximum \
                       of exports of this token or of all tokens; retry later, or use another process";
         return Err(Problem::new(Kind::Busy, detail).retry_after(BUSY_SECONDS));
     };
-    let views = counters.export(&bot, day, turn).await?;
+    let views = counters.export(&bot, day, turn, WITHIN).await?;
     let body = Body::from_stream(chunks(views));
     Ok(([(header::CONTENT_TYPE, NDJSON)], body).into_response())
 }
 
-/// A turn to export the views of a bot, if there is one.
-pub(in crate::http) fn turn(counters: &Counters, caller: &Caller, bot: &BotId) -> Option<Turn> {
-    let max = if caller.covers_all() { exports::ALL } else { exports::OF_ONE };
-    counters.begin_export(caller.name(), max, bot)
+/// The number of exports that a caller may run.
+pub(in crate::http) fn places(caller: &Caller) -> usize {
+    if caller.covers_all() { exports::ALL } else { exports::OF_ONE }
 }
 
 /// Groups the lines that are available into chunks. An error ends the answer without the last

@@ -27,7 +27,7 @@ use crate::trail::Action;
 const LINE_MAX: u64 = 1_000_000_000_000;
 /// Maximum number of bad lines in an answer.
 const TOLD: usize = 100;
-/// `Retry-After` while records wait to be written, in seconds.
+/// `Retry-After` while replacements wait to be written, in seconds.
 const WAITING_SECONDS: u32 = 1;
 /// `Retry-After` while Redis is nearly full, in seconds.
 const FULL_SECONDS: u32 = 5;

@@ -20,7 +20,7 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-pub(super) use self::export::turn as export_turn;
+pub(super) use self::export::places as export_places;
 use super::Api;
 use super::auth::Caller;
 use super::docs::{Body, OfCounters};

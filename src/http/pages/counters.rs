@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::super::Api;
 use super::super::auth::Caller;
-use super::super::counters::export_turn;
+use super::super::counters::export_places;
 use super::super::extract::Query;
 use super::super::problem::Problem;
 use super::{Refusal, bot, grouped, headline, page};
@@ -68,7 +68,7 @@ impl Top {
     /// Reads an export, so it needs the turn of one.
     async fn of(counters: &Counters, bot: &BotId, turn: Turn) -> Result<Self, Broken> {
         let deadline = Instant::now() + TOP_TIME;
-        let mut views = counters.export(bot, counters.today(), turn).await?;
+        let mut views = counters.export(bot, counters.today(), turn, TOP_TIME).await?;
         let mut top = Self { ads: Vec::new(), more: false };
         for _ in 0..TOP_ADS_MAX {
             let Ok(next) = tokio::time::timeout_at(deadline, views.next()).await else {
@@ -125,7 +125,7 @@ async fn find(api: &Api, caller: &Caller, wish: &PageQuery) -> Result<Option<Fou
     let ads: Result<Vec<AdId>, _> = ads.collect();
     let ads = ads.map_err(|error| Problem::field("ads", error.to_string()))?;
     if ads.is_empty() {
-        let top = match export_turn(counters, caller, &bot) {
+        let top = match counters.begin_page(caller.name(), export_places(caller), &bot) {
             Some(turn) => Top::of(counters, &bot, turn).await.map_err(|broken| match broken {
                 Broken::Counters(error) => Problem::from(error).detail().to_owned(),
                 Broken::Overtaken(_) => BUSY.to_owned(),

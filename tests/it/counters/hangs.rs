@@ -8,7 +8,9 @@ use crate::support::bus::{add, event};
 use crate::support::config::STREAM;
 use crate::support::counter_fleet::{Ad, Node, Stores, Sums, View, acknowledged, path, total};
 use crate::support::http::{Client, Response};
+use crate::support::interceptor::Interception;
 use crate::support::mongo::MongoServer;
+use crate::support::mongo_proxy::on;
 use crate::support::redis::{Persistence, RedisServer};
 use crate::support::wait::eventually;
 
@@ -182,6 +184,37 @@ async fn while_mongodb_hangs_cached_totals_are_told_days_are_503_soon_and_cold_v
     rig.others_go_on("during").await;
     drop(hanging);
     rig.settles(&cold).await;
+}
+
+#[tokio::test]
+async fn a_large_read_that_takes_too_long_stops_no_small_ones() {
+    let rig = Rig::start().await;
+    let many: Vec<String> = (0..500).map(|n| format!("ad-{n}")).collect();
+    let body = json!({ "ids": many }).to_string();
+    for _ in 0..3 {
+        let held =
+            rig.node.mongo.intercept(on("find", "counters_totals"), 1, Interception::HoldReply);
+        let headers = [("content-type", "application/json")];
+        let path = "/v1/bots/bot/counters/query";
+        let answer = rig.client.send("POST", path, &headers, body.as_bytes()).await;
+        assert_eq!((answer.code, &answer.json()["totals"]["ad-7"]), (200, &json!(null)));
+        assert!(held.has_caught(), "the reply is held");
+        let days = read(&rig.client, &daily()).await;
+        assert_eq!(days.code, 200, "the breaker is closed: {days:?}");
+        let totals = read(&rig.client, TOTALS).await;
+        assert_eq!(totals.json()["totals"], json!({ "cached": 2, "stored": 3 }));
+        held.release();
+    }
+    // The totals and the days of one request do not wait for each other.
+    let body = json!({ "ids": many, "from": "2026-01-01", "to": "2026-01-31" }).to_string();
+    eventually(LONG, "a large read with days is answered", async || {
+        let headers = [("content-type", "application/json")];
+        let path = "/v1/bots/bot/counters/query";
+        let answer = rig.client.send("POST", path, &headers, body.as_bytes()).await;
+        answer.code == 200 && answer.json()["totals"]["ad-7"] == json!(0)
+    })
+    .await;
+    rig.settles(&[]).await;
 }
 
 #[tokio::test]

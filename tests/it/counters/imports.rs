@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::support::cli::run_in;
-use crate::support::counter_fleet::{self, Stores, acknowledged};
+use crate::support::counter_fleet::{self, Stores, View, acknowledged};
 use crate::support::http::{Client, Response};
 use crate::support::instance::Instance;
 use crate::support::recorder::Log;
@@ -172,6 +172,10 @@ async fn an_import_waits_while_its_records_wait_or_redis_is_nearly_full_and_then
     memory(0).await;
 
     rig.pause("pause").await;
+    // Queued views are not replacements, and stop no import.
+    let views: Vec<View> = (0..3_000).map(|_| View::new("shop", "busy", 1)).collect();
+    rig.stores.publish(&views).await;
+    eventually(LONG, "views are queued", async || rig.stores.depth().await == 3_000).await;
     let all = rows(1, 2_301);
     let answer = send(client, "k", 1, &all).await;
     assert_eq!(answer.code, 200);

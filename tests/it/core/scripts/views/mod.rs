@@ -194,7 +194,7 @@ fn lines_of_an_import_are_taken_once_each_in_their_order() {
     assert_eq!(counters.import([3, 4, 4], "y", 7), Taken::Now);
     assert_eq!(counters.view("y", 1), total(8));
     assert_eq!(counters.sequences().len(), 5);
-    let expected = [("rx", 1), ("ry", 1), ("vx", 2), ("vy", 1)];
+    let expected = [("r", 2), ("rx", 1), ("ry", 1), ("vx", 2), ("vy", 1)];
     assert_eq!(counters.unflushed(), expected.map(|(key, n)| (key.to_owned(), n)).into());
 }
 
@@ -240,7 +240,8 @@ fn a_replacement_sets_the_total_immediately_and_no_total_is_told_without_it() {
     counters.upsert("x", 5, Some((100, 0)));
     counters.replace("x", 30);
     assert_eq!(counters.view("x", 1), total(31));
-    assert_eq!(counters.unflushed(), [("rx".to_owned(), 1), ("vx".to_owned(), 6)].into());
+    let queued = [("r", 1), ("rx", 1), ("vx", 6)].map(|(key, n)| (key.to_owned(), n));
+    assert_eq!(counters.unflushed(), queued.into());
     // In another run of the server the cache is void, and the document is the old one.
     counters.run("run-2");
     assert_eq!(counters.view("x", 1), Viewed::Ask(String::new()));
@@ -253,6 +254,16 @@ fn a_replacement_sets_the_total_immediately_and_no_total_is_told_without_it() {
     };
     let s: u64 = acked.parse().unwrap();
     assert_eq!(counters.call("x", 1, Some((&acked, Some((30, s))))), total(33));
+}
+
+#[test]
+fn a_completion_lowers_the_number_of_queued_replacements() {
+    let mut counters = Counters::new();
+    counters.replace("x", 1);
+    counters.replace("y", 2);
+    let claimed = counters.claim();
+    counters.complete(&claimed, 1, Mode::Keep { ttl_ms: 30_000 }, &[("x", 0, 1)]);
+    assert_eq!(counters.unflushed(), [("r".to_owned(), 1), ("ry".to_owned(), 1)].into());
 }
 
 #[test]
@@ -347,7 +358,10 @@ fn views_that_the_quota_of_queued_bytes_refuses_count_nothing() {
     // The queue holds the view above, and one of the two events.
     let quota = Quota { queued_bytes: 2 * (11 + 4), ..Quota::NONE };
     let copied = counters.copy_with([Some(("x", 3)), Some(("x", 5))], quota);
-    assert!(matches!(copied, Enqueued::Ok(queued, _) if queued.dead == 1), "{copied:?}");
+    assert!(
+        matches!(copied, Enqueued::Ok(queued, _) if (queued.dead, queued.posted) == (1, 3 + 2)),
+        "{copied:?}"
+    );
     assert_eq!(counters.unflushed(), [("vx".to_owned(), 4)].into());
     assert_eq!(counters.view("x", 0), total(14));
 }
@@ -357,7 +371,11 @@ fn views_from_the_bus_raise_the_cached_total_and_count_once() {
     let mut counters = Counters::new();
     let views = [Some(("x", 4)), Some(("y", 1))];
     counters.upsert("x", 1, Some((10, 0)));
-    assert!(matches!(counters.copy(views), Enqueued::Ok(queued, _) if queued.appended == 3));
+    let copied = counters.copy(views);
+    assert!(
+        matches!(copied, Enqueued::Ok(queued, _) if (queued.appended, queued.posted) == (3, 4 + 1 + 2)),
+        "{copied:?}"
+    );
     assert!(matches!(counters.copy(views), Enqueued::Duplicate(_)));
     assert_eq!(counters.unflushed(), [("vx".to_owned(), 5), ("vy".to_owned(), 1)].into());
     assert_eq!(counters.view("x", 1), total(16));
