@@ -27,7 +27,7 @@
 --       MessagePack (at most 500 events); with a window the names of all events, 16 bytes each, in
 --       their order, and those of the repetitions that the caller has left out
 -- Reply {'OK', appended, dead, dropped, dead letters removed, events above a quota, dead letters above
---       a quota, then if bots are leased: run id of the server (shortened), and per leased bot:
+--       a quota, views counted, then if bots are leased: run id of the server (shortened), and per leased bot:
 --       place in the call from 0, sequence before its first event, number of its events in the
 --       queue, fence, start, att or '', what is set for it or 1}
 --       | {'DUP', offset of each log} | {'GAP', offset of each log} | {'SEEN', places from 0}
@@ -62,6 +62,7 @@ if window > 0 then
   end
 end
 local appended, died, dropped, removed, over, lost, leases, _ = 0, 0, 0, 0, 0, 0, {}, nil
+local counted = 0
 local rooms = {}
 if bots > 0 then
   local take = tonumber(ARGV[o + 11])
@@ -102,6 +103,7 @@ if views > 0 then
     for place = 1, ads do
       if sums[place] then
         books.count(book, ARGV[at + place], sums[place], tonumber(ARGV[o + 15]))
+        counted = counted + sums[place]
       end
     end
     at = at + ads + 2
@@ -112,4 +114,4 @@ for log = 1, logs do
   moved[2 * log - 1], moved[2 * log] = ARGV[3 * log - 1], ARGV[3 * log + 1]
 end
 call('HSET', HWM, unpack(moved))
-return {'OK', appended, died, dropped, removed, over, lost, unpack(leases)}
+return {'OK', appended, died, dropped, removed, over, lost, counted, unpack(leases)}

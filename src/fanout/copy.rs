@@ -246,7 +246,8 @@ impl Route {
             for ShardBatch { shard, calls, logs: of_shard } in &mut shards {
                 let size = if sparse { 1 } else { usize::MAX };
                 let mut stands = positions[shard.index()].clone();
-                for _ in 0..size {
+                let mut taken = 0;
+                while taken < size {
                     let Some(batch) = calls.pop_front() else { break };
                     let Some(stands) = &mut stands else { continue };
                     let lasts: Vec<_> = if calls.is_empty() {
@@ -263,7 +264,11 @@ impl Route {
                         places.push(log);
                         spans.push(Span { log: &logs[log], prev, last });
                     }
-                    wave.push(Sent { shard: *shard, spans, logs: places, batch });
+                    // Another reader has copied it.
+                    if !spans.is_empty() {
+                        taken += 1;
+                        wave.push(Sent { shard: *shard, spans, logs: places, batch });
+                    }
                 }
             }
             if wave.is_empty() {
@@ -341,8 +346,8 @@ impl Route {
                     for (&log, span) in logs.iter().zip(&call.spans) {
                         stand(position, &[log], &[span.last]);
                     }
-                    if let (Some(ledger), Some(postings)) = (self.queue.ledger(), &call.postings) {
-                        ledger.posted(postings.sum());
+                    if let Some(ledger) = self.queue.ledger().filter(|_| more.posted > 0) {
+                        ledger.posted(more.posted);
                     }
                     queued.appended += more.appended;
                     queued.dead += more.dead;

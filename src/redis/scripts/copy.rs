@@ -203,7 +203,8 @@ impl Call for Enqueue<'_> {
         match &*status {
             "OK" => {
                 let queued = Queued::read(&mut reply)?;
-                Ok(Enqueued::Ok(queued, Taken::read(&mut reply)?))
+                let posted = reply.number()?;
+                Ok(Enqueued::Ok(Queued { posted, ..queued }, Taken::read(&mut reply)?))
             }
             "DUP" => Ok(Enqueued::Duplicate(offsets(reply)?)),
             "GAP" => Ok(Enqueued::Gap(offsets(reply)?)),

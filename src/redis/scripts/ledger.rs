@@ -63,12 +63,6 @@ pub struct Postings<'a> {
 }
 
 impl Postings<'_> {
-    /// The sum of the amounts.
-    #[must_use]
-    pub fn sum(&self) -> u64 {
-        self.bots.iter().flatten().flatten().map(|posting| posting.amount).sum()
-    }
-
     /// Adds the number of the arguments and the arguments.
     pub(super) fn add_to(&self, cmd: &mut Cmd) {
         let bots: Vec<(Vec<&Account>, String)> = self.bots.iter().map(|all| of_bot(all)).collect();

@@ -211,6 +211,8 @@ pub struct Queued {
     pub over_quota: u64,
     /// Number of deleted dead letters that exceeded the quota of their bot.
     pub letters_over_quota: u64,
+    /// The sum of the amounts that were posted to the ledger: none of events that were not queued.
+    pub posted: u64,
 }
 
 impl Queued {
@@ -222,6 +224,7 @@ impl Queued {
             letters_removed: reply.number()?,
             over_quota: reply.number()?,
             letters_over_quota: reply.number()?,
+            posted: 0,
         })
     }
 }

@@ -436,8 +436,15 @@ fn quotas(limits: Limits) -> Quotas {
 }
 
 fn queued(queued: call::Queued) -> Queued {
-    let call::Queued { appended, dead, dropped, letters_removed, over_quota, letters_over_quota } =
-        queued;
+    let call::Queued {
+        appended,
+        dead,
+        dropped,
+        letters_removed,
+        over_quota,
+        letters_over_quota,
+        ..
+    } = queued;
     Queued { appended, dead, dropped, letters_removed, over_quota, letters_over_quota }
 }
 
