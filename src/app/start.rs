@@ -144,6 +144,7 @@ impl Site {
             trail: Trail::new(Arc::clone(&links.admin), tasks),
             problems: Arc::clone(&health.problems.0),
             searches: LargeReads::default(),
+            checks: LargeReads::default(),
             large_reads: LargeReads::default(),
         }
     }

@@ -86,26 +86,28 @@ impl Heavy {
 /// a long decision, a new thread costs little; and only a thread that ends can have a low priority,
 /// because a process without privileges may not raise it again.
 fn beside_the_runtime<T: Send>(decide: impl FnOnce() -> T + Send) -> T {
-    let beside = || {
-        let (mut decide, mut decided) = (Some(decide), None);
-        let run = || {
-            lower_priority();
-            decided = decide.take().map(|decide| decide());
-        };
-        let joined = std::thread::scope(|threads| {
-            let thread = std::thread::Builder::new().spawn_scoped(threads, run).ok()?;
-            Some(thread.join())
-        });
-        if let Some(Err(panic)) = joined {
-            std::panic::resume_unwind(panic);
-        }
-        // The system had no thread left: the decision runs here, and delays others more.
-        decided.or_else(|| decide.map(|decide| decide()))
+    let beside = || at_low_priority(decide);
+    if can_leave_the_runtime() { tokio::task::block_in_place(beside) } else { beside() }
+}
+
+/// Runs `work` on a thread of its own with a low priority, and waits for it.
+pub(crate) fn at_low_priority<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let (mut work, mut done) = (Some(work), None);
+    let run = || {
+        lower_priority();
+        done = work.take().map(|work| work());
     };
-    let decided =
-        if can_leave_the_runtime() { tokio::task::block_in_place(beside) } else { beside() };
-    let Some(decided) = decided else { unreachable!("one of the two ran") };
-    decided
+    let joined = std::thread::scope(|threads| {
+        let thread = std::thread::Builder::new().spawn_scoped(threads, run).ok()?;
+        Some(thread.join())
+    });
+    if let Some(Err(panic)) = joined {
+        std::panic::resume_unwind(panic);
+    }
+    // If the system had no thread left, the work runs here, and delays others more.
+    let done = done.or_else(|| work.map(|work| work()));
+    let Some(done) = done else { unreachable!("one of the two ran") };
+    done
 }
 
 /// Without it, the thread only delays others more.

@@ -28,7 +28,7 @@ mod count;
 pub mod decide;
 pub(crate) mod effects;
 pub(crate) mod handler;
-mod heavy;
+pub(crate) mod heavy;
 pub(crate) mod metrics;
 pub(crate) mod part;
 pub mod profile;
@@ -109,7 +109,7 @@ pub(crate) struct Automations(Arc<Inner>);
 struct Inner {
     store: RuleStore,
     subscribers: SubscriberStore,
-    cache: RuleCache,
+    cache: Arc<RuleCache>,
     subscriptions: Arc<Subscriptions>,
 }
 
@@ -117,7 +117,7 @@ impl Automations {
     pub(crate) fn new(mongo: &Mongo) -> Self {
         let store = RuleStore::new(mongo.clone());
         Self(Arc::new(Inner {
-            cache: RuleCache::new(store.clone()),
+            cache: Arc::new(RuleCache::new(store.clone())),
             store,
             subscribers: SubscriberStore::new(mongo.clone()),
             subscriptions: Arc::new(Subscriptions::new()),

@@ -7,6 +7,7 @@
 mod compile;
 mod evaluate;
 mod glob;
+mod regex;
 mod walk;
 
 use std::fmt;

@@ -2,13 +2,8 @@
 
 use cel::common::ast::{ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SourceInfo};
 
-use super::{FILTER_MAX_DEPTH, FILTER_MAX_MACROS, FilterError, Position, Sees, Shape};
+use super::{FILTER_MAX_DEPTH, FILTER_MAX_MACROS, FilterError, Position, Sees, Shape, regex};
 
-/// Maximum length of a regular expression in bytes, and its maximum size once compiled.
-const REGEX_MAX_BYTES: usize = 256;
-const REGEX_MAX_SIZE: usize = 64 << 10;
-/// A regular expression is compiled at each evaluation.
-const REGEX_STEPS: u64 = 1_000;
 /// Types have no value, but expressions can compare with them.
 const TYPES: [&str; 11] =
     ["bool", "bytes", "double", "dyn", "int", "list", "map", "null_type", "string", "type", "uint"];
@@ -113,28 +108,14 @@ fn makes_more(expr: &Expr) -> bool {
     }
 }
 
-fn check_regex(pattern: Option<&IdedExpr>) -> Result<(), FilterError> {
+/// The cost of one evaluation of a regular expression, in steps.
+fn regex_steps(pattern: Option<&IdedExpr>) -> Result<u64, FilterError> {
     let Some(Expr::Literal(LiteralValue::String(text))) = pattern.map(|pattern| &pattern.expr)
     else {
         let problem = "is no text; write it out, so that it is known before it runs";
         return Err(FilterError::Regex(problem.to_owned()));
     };
-    let text = text.inner();
-    let problem = if text.len() > REGEX_MAX_BYTES {
-        format!("has {} bytes; at most {REGEX_MAX_BYTES} are allowed", text.len())
-    } else {
-        match regex::RegexBuilder::new(text).size_limit(REGEX_MAX_SIZE).build() {
-            Ok(_) => return Ok(()),
-            Err(regex::Error::CompiledTooBig(_)) => {
-                "repeats too much; write a smaller one".to_owned()
-            }
-            Err(error) => {
-                let said = error.to_string();
-                format!("is not valid: {}", said.lines().last().unwrap_or_default())
-            }
-        }
-    };
-    Err(FilterError::Regex(problem))
+    regex::cost(text.inner()).map_err(FilterError::Regex)
 }
 
 impl Walk<'_> {
@@ -160,8 +141,7 @@ impl Walk<'_> {
                     return Err(self.unknown(node, name));
                 }
                 if call.func_name == "matches" {
-                    check_regex(call.args.last())?;
-                    self.shape.nodes[macros] += REGEX_STEPS;
+                    self.shape.nodes[macros] += regex_steps(call.args.last())?;
                 }
                 self.shape.additions += usize::from(call.func_name == "_+_");
                 let target = call.target.as_deref();

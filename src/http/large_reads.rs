@@ -56,13 +56,18 @@ impl LargeReads {
     /// As [`Self::take`], but not behind many requests of the same token: they would fill the process with
     /// requests that wait. `None`: that many wait already.
     pub(super) async fn take_soon(&self, token: &str) -> Option<Turn> {
+        self.take_behind(token, WAITING_MAX).await
+    }
+
+    /// As [`Self::take_soon`], behind fewer than `most` requests of the same token.
+    pub(super) async fn take_behind(&self, token: &str, most: usize) -> Option<Turn> {
         let waiting = {
             let state = self.state();
             let of_token = state.waiting.iter().find(|(name, _)| **name == *token);
             of_token
                 .map_or(0, |(_, requests)| requests.iter().filter(|one| !one.is_closed()).count())
         };
-        if waiting >= WAITING_MAX {
+        if waiting >= most {
             return None;
         }
         Some(self.take(token).await)

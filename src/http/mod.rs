@@ -145,6 +145,8 @@ pub(crate) struct Api {
     pub(crate) large_reads: LargeReads,
     /// Turns for searches of the bus.
     pub(crate) searches: LargeReads,
+    /// Turns for checks of rules.
+    pub(crate) checks: LargeReads,
     /// Creates spans.
     pub(crate) tracer: Tracer,
     /// Notes what operators do.

@@ -1,5 +1,6 @@
 //! The rules of a bot, and the profiles that rules use.
 
+mod checking;
 mod profiles;
 pub(super) mod test;
 
@@ -160,7 +161,7 @@ pub(super) async fn write(
     expected: &Expected,
 ) -> Result<(String, bool), Problem> {
     let editor = api.automations_of(bot, caller)?;
-    rule.check(&api.targets)?;
+    checking::check((api, caller), rule).await?;
     let counts = |action: &Action| matches!(action, Action::Count(_));
     let calls = |action: &Action| matches!(action, Action::Notify(_) | Action::Push(_));
     for (at, action) in rule.actions.iter().enumerate() {

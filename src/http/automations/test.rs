@@ -13,7 +13,7 @@ use super::super::auth::Caller;
 use super::super::docs::{Body, OfAutomations};
 use super::super::extract::{self, Path};
 use super::super::problem::Problem;
-use super::BotPath;
+use super::{BotPath, checking};
 use crate::automations::decide::{Deed, Note, RuleSet, decide};
 use crate::automations::profile::Profile;
 use crate::automations::rule::{Ready, Rule};
@@ -115,10 +115,9 @@ pub(in super::super) async fn run(
     let event = sample(event, bot)?;
     let rules = match rule {
         Some(rule) => {
-            rule.check(&api.targets).map_err(|mut unusable| {
-                unusable.field.insert_str(0, "rule.");
-                unusable
-            })?;
+            checking::check((api, caller), &rule)
+                .await
+                .map_err(|refused| refused.within("rule"))?;
             let id =
                 RuleId::parse("rule").map_err(|error| Problem::field("rule", error.to_string()))?;
             vec![Stored { id, rule: Rule { enabled: true, ..rule }, version: String::new() }]
@@ -135,20 +134,15 @@ pub(in super::super) async fn run(
         (None, Some(subject)) => editor.subscriber(bot, subject).await?.profile,
         (None, None) => Profile::default(),
     };
-    // A thousand rules take long to evaluate, and must not block the runtime.
-    let tried = tokio::task::spawn_blocking(move || {
+    // A thousand rules take long to compile and to evaluate.
+    let tried = checking::apart((api, caller), move |ended| {
         let compile = |text: &str| Filter::compile(text, Sees::Subscriber).map(Arc::new);
-        let ready = rules.into_iter();
-        let ready = ready.map(|Stored { id, rule, .. }| Ready::new(id, rule, compile));
+        let rules = rules.into_iter().take_while(|_| !ended.is_set());
+        let ready = rules.map(|Stored { id, rule, .. }| Ready::new(id, rule, compile));
         let decided = decide(&event, &mut profile, &RuleSet::new(ready.collect()));
         (decided, profile)
     });
-    let (decided, subscriber) = tried.await.map_err(|_| {
-        Problem::new(
-            super::Kind::Internal,
-            "the rules could not be tested; the log of this server has the reason",
-        )
-    })?;
+    let (decided, subscriber) = tried.await?;
     let (mut matched, mut errors) = (Vec::new(), Vec::new());
     for note in decided.notes {
         match note {

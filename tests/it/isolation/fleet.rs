@@ -166,6 +166,45 @@ async fn heavy_rules_of_one_bot_delay_no_rules_of_another() {
 }
 
 #[tokio::test]
+async fn checks_of_long_filters_wait_by_turns_and_costly_classes_are_refused() {
+    let rig = Rig::start(&[]).await;
+    let test = async |filter: &str| {
+        let rule =
+            json!({ "on": ["a"], "filter": filter, "actions": [{ "set_tag": { "tag": "t" } }] });
+        let body = json!({ "event": { "type": "a" }, "rule": rule }).to_string();
+        let path = "/v1/bots/hostile/automations/test";
+        rig.client
+            .send("POST", path, &[("content-type", "application/json")], body.as_bytes())
+            .await
+    };
+    // Each would take milliseconds to compile, at each of thousands of evaluations.
+    for class in [r"(?i)[\\PL&&a]", r"(?i)[\\D]", r"(?i)\\p{any}"] {
+        let refused = test(&format!("[0, 0].exists(x, event.type.matches('{class}'))")).await;
+        assert_eq!(refused.code, 400, "{}", refused.problem());
+        assert!(refused.problem().contains("ignores the case of a class"), "{}", refused.problem());
+    }
+    let long = format!("event.data.n in [{}]", vec!["-1"; 400].join(","));
+    let flood = join_all((0..40).map(|_| test(&long)));
+    let quiet = async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let begun = Instant::now();
+        rig.put(
+            "quiet",
+            "rule",
+            &json!({ "on": ["ask"], "filter": "event.data.n == 1",
+            "actions": [{ "set_tag": { "tag": "t" } }] }),
+        )
+        .await;
+        begun.elapsed()
+    };
+    let (flood, took) = tokio::join!(flood, quiet);
+    assert!(took < SOON, "a short rule took {took:?}");
+    let refused = flood.iter().filter(|answer| answer.code == 429).count();
+    let served = flood.iter().filter(|answer| answer.code == 200).count();
+    assert!(refused >= 20 && served >= 1, "{refused} refused, {served} served");
+}
+
+#[tokio::test]
 async fn exports_that_one_tenant_never_reads_delay_no_other() {
     let rig = Rig::start(&[]).await;
     // More than the buffers of the connections take.
