@@ -8,13 +8,14 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use redis::Value;
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{error, warn};
 
 use super::source::{Batch, Fetched, Log, Opened, Outgoing, Progress, Released, Source, Standing};
 use super::{BusError, Entry, EntryError, InvalidEntry, RAW_MAX, gap, publish};
 use crate::clock::{SharedClock, millis};
 use crate::event::Event;
 use crate::id::Offset;
+use crate::metrics::BusMetrics;
 use crate::redis::scripts::Trim;
 use crate::redis::{Link, RedisError, Reply, ReplyError, keys};
 
@@ -66,6 +67,9 @@ pub struct RedisStream {
     reading: Mutex<Reading>,
 }
 
+/// A fetch that is later than the wait of the last one may miss entries that were trimmed.
+const LATE: Duration = Duration::from_millis(100);
+
 /// The state of reading.
 #[derive(Debug, Default)]
 struct Reading {
@@ -74,6 +78,10 @@ struct Reading {
     extent: Extent,
     /// The last entry that was fetched.
     at: Offset,
+    /// Number of entries ever added up to there, as far as known.
+    entries: u64,
+    /// A fetch after this time is late.
+    late_at: Option<Instant>,
     /// The last entry read at the last check that found no lag.
     lag_at: Option<Offset>,
     lag: u64,
@@ -195,8 +203,40 @@ impl RedisStream {
         let entries = gap::entries_at(extent, lowest, noted);
         let mut reading = self.reading();
         // What was trimmed stays so.
-        *reading = Reading { at: lowest, extent, trimmed: reading.trimmed, ..Reading::default() };
+        let trimmed = reading.trimmed;
+        *reading = Reading { at: lowest, entries, extent, trimmed, ..Reading::default() };
         Ok(Opened { at: lowest, entries, lost })
+    }
+
+    /// Reports entries between `after` and the first one of `fetched` that were trimmed before they were
+    /// read. Fairlane's own trimming leaves the entry at `after`.
+    async fn check_gap(&self, after: Offset, fetched: &[Value]) -> Result<(), RedisError> {
+        let Some(first) = fetched.first().and_then(offset_of) else { return Ok(()) };
+        let mut command = redis::cmd("XRANGE");
+        command.arg(&*self.name).arg(after.to_string()).arg(after.to_string());
+        let is_there = match self.link.command("XRANGE", command).await? {
+            Value::Array(found) => !found.is_empty(),
+            _ => false,
+        };
+        if after == Offset::default() || is_there {
+            return Ok(());
+        }
+        let extent = self.extent().await?;
+        let mut reading = self.reading();
+        let noted = Some((after, reading.entries));
+        let Some(missing) = gap::gap(extent, after, noted) else { return Ok(()) };
+        // What was fetched may have been trimmed since.
+        let is_gone = |entry: &&Value| {
+            offset_of(entry).is_some_and(|at| extent.first.is_none_or(|first| at < first))
+        };
+        let missing = missing.saturating_sub(fetched.iter().filter(is_gone).count() as u64);
+        if missing > 0 {
+            reading.entries += missing;
+            BusMetrics::new(&self.name).gap.increment(1);
+            error!(log = &*self.name, start = %after, %first, missing,
+                "the stream was trimmed beyond what was read: events are missing");
+        }
+        Ok(())
     }
 
     /// Counts the entries that are not read yet.
@@ -286,14 +326,22 @@ impl Source for RedisStream {
     ) -> BoxFuture<'_, Result<Box<dyn Fetched>, BusError>> {
         async move {
             let after = self.reading().at;
+            let late_at = self.reading().late_at.replace(Instant::now() + wait + LATE);
+            let is_late = late_at.is_some_and(|at| at <= Instant::now());
             let mut command = redis::cmd("XREAD");
             command.arg("COUNT").arg(max);
             command.arg("BLOCK").arg(millis(wait.min(Self::WAIT_MAX)).max(1));
             command.arg("STREAMS").arg(&*self.name).arg(after.to_string());
             let value = self.blocking.command("XREAD", command).await?;
             let entries = raw(value).map_err(self.misread("XREAD"))?;
-            if let Some(last) = last(&entries) {
-                self.reading().at = last;
+            // A reader that is not behind reads entries before a producer trims them.
+            if is_late || entries.len() == max {
+                self.check_gap(after, &entries).await?;
+            }
+            {
+                let mut reading = self.reading();
+                reading.at = entries.last().and_then(offset_of).unwrap_or(after);
+                reading.entries += entries.len() as u64;
             }
             let fetched = Raw {
                 is_all: entries.len() < max,
@@ -365,7 +413,7 @@ impl Fetched for Raw {
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz(value: Value) {
     let Ok(found) = raw(value.clone()) else { return };
-    let _ = (last(&found), extent(value));
+    let _ = (found.iter().find_map(offset_of), extent(value));
     for entry in entries(found, &["counter"]).unwrap_or_default() {
         match entry.event {
             Ok(event) => assert_eq!(event.extension("counter"), None),
@@ -375,8 +423,8 @@ pub(crate) fn fuzz(value: Value) {
 }
 
 /// The offset of the last entry; `None` if there is none, or it cannot be read.
-fn last(entries: &[Value]) -> Option<Offset> {
-    let Value::Array(entry) = entries.last()? else { return None };
+fn offset_of(entry: &Value) -> Option<Offset> {
+    let Value::Array(entry) = entry else { return None };
     let Value::BulkString(offset) = entry.first()? else { return None };
     std::str::from_utf8(offset).ok()?.parse().ok()
 }

@@ -94,23 +94,13 @@ impl Starts {
                 NewStart::Own => Ok(if from_earliest { log.before.0 } else { end }),
                 NewStart::Unknown(cause) => Err(Arc::clone(cause)),
             };
-            let start = self.start(link, log, queue.name(), new).await?;
-            let mut pipe = Pipeline::new();
-            for (keys, position) in queue.shards().iter().zip(&found) {
-                if matches!(position, Position::Absent) {
-                    pipe.cmd("HSETNX").arg(&keys.offsets).arg(stream).arg(start.to_string());
-                    pipe.cmd("HGET").arg(&keys.offsets).arg(stream);
-                }
-            }
-            let mut answers = answers(link, &pipe).await?.into_iter();
-            for position in &mut found {
-                if matches!(position, Position::Absent)
-                    && let (Some(placed), Some(stands)) = (answers.next(), answers.next())
-                {
-                    *position = placed.and(stands).map_or_else(passing, |value| {
-                        offset(link, value).map(|at| at.map_or(Position::Absent, Position::At))
-                    })?;
-                }
+            let is_placed = found.iter().any(|position| matches!(position, Position::At(_)))
+                && !found.iter().any(|position| matches!(position, Position::Absent));
+            match self.start(link, log, queue.name(), new).await {
+                // The start was fixed before a shard got its position. In a cluster, the server that
+                // has it may be the one that does not answer.
+                Err(FanoutError::Store(error)) if is_placed && error.is_passing() => {}
+                start => place(queue, stream, start?, &mut found).await?,
             }
         }
         let mut standing = Standing { shards: Vec::with_capacity(found.len()), unavailable: None };
@@ -190,6 +180,34 @@ impl Starts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(place, start);
         Ok(start)
     }
+}
+
+/// Gives the shards without a position this one.
+async fn place(
+    queue: &Queue,
+    stream: &str,
+    start: Offset,
+    found: &mut [Position],
+) -> Result<(), FanoutError> {
+    let link = queue.link();
+    let mut pipe = Pipeline::new();
+    for (keys, position) in queue.shards().iter().zip(&*found) {
+        if matches!(position, Position::Absent) {
+            pipe.cmd("HSETNX").arg(&keys.offsets).arg(stream).arg(start.to_string());
+            pipe.cmd("HGET").arg(&keys.offsets).arg(stream);
+        }
+    }
+    let mut answers = answers(link, &pipe).await?.into_iter();
+    for position in found {
+        if matches!(position, Position::Absent)
+            && let (Some(placed), Some(stands)) = (answers.next(), answers.next())
+        {
+            *position = placed.and(stands).map_or_else(passing, |value| {
+                offset(link, value).map(|at| at.map_or(Position::Absent, Position::At))
+            })?;
+        }
+    }
+    Ok(())
 }
 
 /// Waits until the replicas have the positions of a pipeline, if the target asks for that.

@@ -157,7 +157,12 @@ impl NatsSource {
         let connected = self.link.connected().await?;
         let Some((facts, stream)) = self.look(&connected).await? else { return Ok(Vec::new()) };
         let start = match &self.link.settings.group {
-            Some(group) => NewStart::At(self.handled(&connected, &stream, group).await?),
+            Some(group) => match self.handled(&connected, &stream, group).await {
+                Ok(handled) => NewStart::At(handled),
+                // Only new pipelines need it.
+                Err(BusError::Refused { cause, .. }) => NewStart::Unknown(cause.into()),
+                Err(error) => return Err(error),
+            },
             None => NewStart::Own,
         };
         Ok(vec![Log {
@@ -235,7 +240,14 @@ impl NatsSource {
 
     fn has_read(&self, stream: &Incarnations, last: &Received) {
         let (created, seq, time_ns) = (stream.created(), last.seq, last.time_ns);
-        lock(&self.known).read = Some(Read { created, seq, time_ns });
+        let mut known = lock(&self.known);
+        // Old messages, which only some shards need, do not tell whether the stream lost its last ones.
+        let is_old = known.read.is_some_and(|read| {
+            read.created == created && seq < read.seq && time_ns <= read.time_ns
+        });
+        if !is_old {
+            known.read = Some(Read { created, seq, time_ns });
+        }
     }
 
     fn now_reads(&self, reading: Reading) {

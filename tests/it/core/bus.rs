@@ -330,6 +330,32 @@ async fn a_stream_trimmed_beyond_the_read_position_is_an_error_and_reading_conti
 }
 
 #[tokio::test]
+async fn entries_that_are_trimmed_while_the_reader_is_behind_are_an_error_too() {
+    let mut fleet = Fleet::new(Options::default(), 1, &[]);
+    fleet.start(1).await;
+    fleet.publish(5).await;
+    fleet.drains(LONG).await;
+    fleet.workers[0].sigstop();
+    // A blocked read of the stopped process ends meanwhile.
+    tokio::time::sleep(Duration::from_millis(2_200)).await;
+    add(&fleet.server, STREAM, &(0..7).map(|_| event("gone", "x", 0)).collect::<Vec<_>>()).await;
+    fleet.publish(3).await;
+    let mut connection = fleet.server.connection().await;
+    let options = redis::streams::StreamMaxlen::Equals(3);
+    assert_eq!(connection.xtrim::<_, u32>(STREAM, options).await, Ok(12));
+    fleet.workers[0].sigcont();
+    fleet.drains(LONG).await;
+    let metrics = fleet.metrics(0).await;
+    assert_eq!(metric(&metrics, "fairlane_bus_gap_total", &[("stream", STREAM)]), Some(1.0));
+    let lines = fleet.workers[0].lines();
+    let told = |line: &&String| line.contains("ERROR") && line.contains("events are missing");
+    let line = lines.iter().find(told).unwrap_or_else(|| panic!("no error in {lines:?}"));
+    assert!(line.contains("missing=7"), "{line}");
+    let report = fleet.report();
+    assert!(report.is_clean() && report.sent == 8, "{report}");
+}
+
+#[tokio::test]
 async fn another_process_reads_on_when_the_reader_is_killed_or_stopped() {
     let mut fleet = Fleet::new(Options::default(), 3, &[]);
     fleet.start(3).await;
