@@ -86,6 +86,18 @@ fn assets() -> Vec<Asset> {
     assets.map(read).collect()
 }
 
+/// The files with this path, whose name may have one `*`.
+fn matching(path: &Path) -> Vec<PathBuf> {
+    let name = path.file_name().expect("a name").to_string_lossy();
+    let Some((before, after)) = name.split_once('*') else { return vec![path.to_owned()] };
+    let found = fs::read_dir(path.parent().expect("a directory")).expect("a directory");
+    let found = found.map(|entry| entry.expect("a file").path()).filter(|path| {
+        let name = path.file_name().expect("a name").to_string_lossy();
+        name.len() > before.len() + after.len() && name.starts_with(before) && name.ends_with(after)
+    });
+    found.collect()
+}
+
 fn first_configuration() -> Config {
     Config::from_toml(&text(CONFIGURATION), CONFIGURATION).expect("it is accepted")
 }
@@ -95,7 +107,10 @@ fn every_file_of_the_package_exists_or_is_made_by_make() {
     let makefile = text("Makefile");
     for Asset { source, .. } in assets() {
         match source.strip_prefix(BUILT) {
-            None => assert!(root().join(&source).exists(), "{source} is not there"),
+            None => {
+                let found = matching(&root().join(&source));
+                assert!(!found.is_empty() && found.iter().all(|file| file.exists()), "{source}");
+            }
             Some("fairlane") => {}
             Some(made) => {
                 let part = made.strip_prefix("package/").expect("made by `make deb`");
@@ -203,13 +218,7 @@ fn build(directory: &Path) -> PathBuf {
             Some(made) => built.join(made),
             None => root().join(&asset.source),
         };
-        let sources = if source.ends_with("*.1.gz") {
-            let pages = fs::read_dir(&man).expect("pages");
-            pages.map(|page| page.expect("a page").path()).collect()
-        } else {
-            vec![source]
-        };
-        for source in sources {
+        for source in matching(&source) {
             let name = Path::new(&asset.source).with_file_name(source.file_name().expect("a name"));
             let target = tree.join(asset.place(&name));
             fs::create_dir_all(target.parent().expect("a directory")).expect("a directory");
