@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::Value;
 use tracing::debug;
 
 use crate::lifecycle::Shutdown;
@@ -38,10 +39,27 @@ pub(crate) async fn observe(link: &Link, quotas: &Quotas) -> Result<u64, RedisEr
 }
 
 /// Used and maximum memory of the server, bytes; in a cluster, of the primary with the highest
-/// share in use.
+/// share in use, of those that answer.
+///
+/// # Errors
+/// If none answers.
 pub(crate) async fn memory(link: &Link) -> Result<(u64, u64), RedisError> {
-    let info = sections(link, &["memory"]).await?;
-    Ok((info.memory_used, info.memory_max))
+    let mut command = redis::cmd("INFO");
+    command.arg("memory");
+    let (mut infos, mut failed) = (Vec::new(), None);
+    for answer in link.ask_each("INFO", &command).await? {
+        match answer {
+            Ok(answer) => infos.push(parsed(answer)),
+            Err(error) => failed = Some(error),
+        }
+    }
+    match (ServerInfo::worst(infos.into_iter()), failed) {
+        (None, Some(error)) => Err(error),
+        (info, _) => {
+            let info = info.unwrap_or_default();
+            Ok((info.memory_used, info.memory_max))
+        }
+    }
 }
 
 /// The same, and the replicas; in a cluster, of the primary with the fewest.
@@ -53,8 +71,9 @@ async fn sections(link: &Link, names: &[&str]) -> Result<ServerInfo, RedisError>
     let mut command = redis::cmd("INFO");
     command.arg(names);
     let answers = link.ask_every("INFO", &command).await?;
-    let infos = answers.into_iter().map(|value| {
-        ServerInfo::parse(&redis::from_redis_value::<String>(value).unwrap_or_default())
-    });
-    Ok(ServerInfo::worst(infos).unwrap_or_default())
+    Ok(ServerInfo::worst(answers.into_iter().map(parsed)).unwrap_or_default())
+}
+
+fn parsed(answer: Value) -> ServerInfo {
+    ServerInfo::parse(&redis::from_redis_value::<String>(answer).unwrap_or_default())
 }

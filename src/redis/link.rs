@@ -346,19 +346,29 @@ impl Link {
         name: &'static str,
         command: &redis::Cmd,
     ) -> Result<Vec<Value>, RedisError> {
+        self.ask_each(name, command).await?.into_iter().collect()
+    }
+
+    /// Sends one command to every primary; returns what each answers, or why it does not.
+    ///
+    /// # Errors
+    /// If no primary is known.
+    pub(crate) async fn ask_each(
+        &self,
+        name: &'static str,
+        command: &redis::Cmd,
+    ) -> Result<Vec<Result<Value, RedisError>>, RedisError> {
         let topology = self.topology().await?;
         let mut pipe = Pipeline::with_capacity(1);
         pipe.add_command(command.clone());
         let asked = topology.nodes().iter().map(|node| self.send(node, (&pipe, false), &[]));
-        let mut answers = Vec::with_capacity(topology.nodes().len());
-        for answer in join_all(asked).await {
-            let answer = answer.inspect_err(|_| self.mark_stale())?.pop();
-            match answer.unwrap_or(Value::Nil) {
-                Value::ServerError(error) => return Err(self.refused(name, &error)),
-                value => answers.push(value),
+        let answers = join_all(asked).await.into_iter().map(|answer| {
+            match answer.inspect_err(|_| self.mark_stale())?.pop().unwrap_or(Value::Nil) {
+                Value::ServerError(error) => Err(self.refused(name, &error)),
+                value => Ok(value),
             }
-        }
-        Ok(answers)
+        });
+        Ok(answers.collect())
     }
 
     /// Every primary as a separate target, with its name and one of the slots it holds.

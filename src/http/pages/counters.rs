@@ -31,6 +31,8 @@ const DAYS: i32 = 30;
 const TOP: usize = 20;
 const TOP_ADS_MAX: usize = 10_000;
 const TOP_TIME: Duration = Duration::from_secs(2);
+/// Time limit of the first ads, which may not be in the memory of MongoDB.
+const FIRST_TIME: Duration = Duration::from_secs(5);
 /// Shown if no store returns a total.
 const UNKNOWN: &str = "unknown: MongoDB is unavailable, or a change of this ad is being written";
 /// Shown if no turn is free.
@@ -67,8 +69,8 @@ struct Top {
 impl Top {
     /// Reads an export, so it needs the turn of one.
     async fn of(counters: &Counters, bot: &BotId, turn: Turn) -> Result<Self, Broken> {
+        let mut views = counters.export(bot, counters.today(), turn, FIRST_TIME).await?;
         let deadline = Instant::now() + TOP_TIME;
-        let mut views = counters.export(bot, counters.today(), turn, TOP_TIME).await?;
         let mut top = Self { ads: Vec::new(), more: false };
         for _ in 0..TOP_ADS_MAX {
             let Ok(next) = tokio::time::timeout_at(deadline, views.next()).await else {
