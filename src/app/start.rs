@@ -143,8 +143,8 @@ impl Site {
             tracer: self.tracer.clone(),
             trail: Trail::new(Arc::clone(&links.admin), tasks),
             problems: Arc::clone(&health.problems.0),
-            searches: LargeReads::default(),
-            large_reads: LargeReads::default(),
+            searches: LargeReads::searches(),
+            large_reads: LargeReads::lists(),
         }
     }
 
