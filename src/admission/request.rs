@@ -127,11 +127,13 @@ pub enum Reason {
     Switch,
     /// Its sender has too many events on the bus that are not copied yet.
     Bus,
+    /// Too many bytes of answers are not read by their client yet.
+    Unread,
 }
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Capacity,
         Self::Wait,
         Self::Displaced,
@@ -141,6 +143,7 @@ impl Reason {
         Self::Quota,
         Self::Switch,
         Self::Bus,
+        Self::Unread,
     ];
 
     /// Its name as a label and in headers.
@@ -156,6 +159,7 @@ impl Reason {
             Self::Quota => "quota",
             Self::Switch => "switch",
             Self::Bus => "bus",
+            Self::Unread => "unread",
         }
     }
 
