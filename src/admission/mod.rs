@@ -11,8 +11,8 @@
 //!    request that waits too long, or is displaced by a higher class, is shed.
 //! 4. Admitted requests start by turns (`turns`), as many concurrently as there are processors, and
 //!    again the highest class first.
-//! 5. Callers that send much more than the others (`share`) rank last while capacity is short.
-//!    Strangers rank last always, and never wait: they cannot displace a caller.
+//! 5. Callers that send much more than the others (`share`) rank below all classes while capacity is
+//!    short. Strangers rank there always, and never wait: they cannot displace a caller.
 //! 6. A request is refused if it cannot meet its deadline.
 //!
 //! A decision takes well below a microsecond (`benches/parts.rs`). It takes no lock for a refusal
@@ -38,6 +38,7 @@ use tokio::sync::oneshot;
 
 use self::limit::{Limiter, Sample, Window};
 pub use self::permit::{Permit, Ticket};
+use self::request::Rank;
 pub use self::request::{Class, Mode, Operation, Reason, Request};
 use self::share::Shares;
 pub use self::shed::{AsName, Refused, ShedCounts, Top};
@@ -100,8 +101,8 @@ pub struct Admission {
     limit_max: AtomicUsize,
     in_flight: AtomicUsize,
     critical: AtomicUsize,
-    /// Per class.
-    waiting: [AtomicUsize; 4],
+    /// Per rank.
+    waiting: [AtomicUsize; Rank::ALL.len()],
     /// Maximum number of waiting requests: those that can be served within the target of the first
     /// class.
     room_max: AtomicUsize,
@@ -136,7 +137,7 @@ pub struct State {
     pub limit: usize,
     /// Critical requests in flight.
     pub critical: usize,
-    /// Number of waiting requests, per class.
+    /// Number of waiting requests, per class. Those of heavy callers count for the lowest class.
     pub waiting: [usize; 4],
 }
 
@@ -189,12 +190,10 @@ impl Admission {
     #[must_use]
     pub fn state(&self) -> State {
         let read = |count: &AtomicUsize| count.load(Ordering::Relaxed);
-        State {
-            in_flight: read(&self.in_flight),
-            limit: read(&self.limit),
-            critical: read(&self.critical),
-            waiting: [0, 1, 2, 3].map(|class| read(&self.waiting[class])),
-        }
+        let mut waiting = [0, 1, 2, 3].map(|class| read(&self.waiting[class]));
+        waiting[Class::P3 as usize] += read(&self.waiting[Rank::Last as usize]);
+        let (in_flight, critical) = (read(&self.in_flight), read(&self.critical));
+        State { in_flight, limit: read(&self.limit), critical, waiting }
     }
 
     /// Statistics of shed requests and their callers.
@@ -251,7 +250,7 @@ impl Admission {
             }
         }
         let is_low = ask.is_stranger || (is_heavy && self.is_tight());
-        let rank = if is_low { Class::P3 } else { ask.class };
+        let rank = if is_low { Rank::Last } else { ask.class.rank() };
         if self.ahead(rank) == 0 && self.take(rank) {
             self.metrics.decided(ask.class, Counted::Admitted);
             return Ok(Decision::Begin(self.permit(ask, now)));
@@ -260,8 +259,8 @@ impl Admission {
             return Err(Reason::Capacity);
         }
         self.is_bound.store(true, Ordering::Relaxed);
-        let no_room = if rank == ask.class { Reason::Capacity } else { Reason::Share };
-        let (waiting, room_max) = (self.ahead(Class::P3), self.room_max.load(Ordering::Relaxed));
+        let no_room = if is_low { Reason::Share } else { Reason::Capacity };
+        let (waiting, room_max) = (self.ahead(Rank::Last), self.room_max.load(Ordering::Relaxed));
         if is_shadow || (waiting >= room_max && waiting == self.ahead(rank)) {
             return Err(no_room);
         }
@@ -343,7 +342,7 @@ impl Admission {
                 }
             }
         }
-        if self.ahead(Class::P3) > 0 {
+        if self.ahead(Rank::Last) > 0 {
             let mut room = self.room();
             self.hand_out(&mut room, now);
         }
@@ -357,7 +356,7 @@ impl Admission {
             self.medians[usize::from(operation.0) % OPERATIONS_MAX]
                 .store(median, Ordering::Relaxed);
         });
-        let through = window.answered_in(Class::P1.target());
+        let through = window.answered_in(Rank::P1.target());
         let room_max = through.max(verdict.limit).clamp(ROOM_MIN, ROOM_MAX);
         self.room_max.store(room_max, Ordering::Relaxed);
         self.limit.store(verdict.limit, Ordering::SeqCst);
@@ -413,12 +412,12 @@ impl Admission {
     /// higher classes.
     fn places_max(&self, class: Class) -> usize {
         let (limit, max) = (&self.limit, self.limit_max.load(Ordering::Relaxed));
-        (class.allowed(limit.load(Ordering::Relaxed), max) / 2).max(1)
+        (class.rank().allowed(limit.load(Ordering::Relaxed), max) / 2).max(1)
     }
 
     /// Takes a place in flight, if one is free for the rank.
-    fn take(&self, rank: Class) -> bool {
-        let limit = if rank <= Class::P1 { &self.limit } else { &self.limit_low };
+    fn take(&self, rank: Rank) -> bool {
+        let limit = if rank <= Rank::P1 { &self.limit } else { &self.limit_low };
         let max = self.limit_max.load(Ordering::Relaxed);
         let allowed = rank.allowed(limit.load(Ordering::SeqCst), max);
         let more = |count| (count < allowed).then_some(count + 1);
@@ -426,14 +425,14 @@ impl Admission {
     }
 
     /// Number of waiting requests of the same or a higher rank.
-    fn ahead(&self, rank: Class) -> usize {
+    fn ahead(&self, rank: Rank) -> usize {
         self.waiting[..=rank as usize].iter().map(|count| count.load(Ordering::SeqCst)).sum()
     }
 
     /// Whether capacity is short: requests wait, or at least three quarters of the limit is in use.
     pub(crate) fn is_tight(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
-        self.ahead(Class::P3) > 0 || self.in_flight.load(Ordering::Relaxed) >= limit - limit / 4
+        self.ahead(Rank::Last) > 0 || self.in_flight.load(Ordering::Relaxed) >= limit - limit / 4
     }
 
     /// Whether to try a request although such requests usually take too long. Otherwise Fairlane

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::request::{Class, Operation, Reason, Request};
+use super::request::{Class, Operation, Rank, Reason, Request};
 use super::{Admission, Counted};
 
 /// A request in flight, until it is dropped.
@@ -79,7 +79,7 @@ impl Drop for Permit {
 pub struct Ticket {
     pub(super) admission: Arc<Admission>,
     pub(super) ask: Request,
-    pub(super) rank: Class,
+    pub(super) rank: Rank,
     pub(super) serial: u64,
     pub(super) since: Duration,
     pub(super) patience: Duration,
@@ -134,7 +134,8 @@ impl Ticket {
                 self.admission.metrics.decided(self.ask.class, Counted::Waited);
                 return Ok(permit);
             }
-            Err(Reason::Wait) if self.rank != self.ask.class => Reason::Share,
+            // Only heavy callers wait with the last rank.
+            Err(Reason::Wait | Reason::Displaced) if self.rank == Rank::Last => Reason::Share,
             Err(reason) => reason,
         };
         self.admission.refused(self.ask.class, reason);

@@ -30,14 +30,41 @@ impl Class {
         }
     }
 
-    /// Maximum number of requests in flight at which one more of the class may start. The lower
-    /// classes may use the limit or less of it. The first class may exceed it, because admission
+    /// The rank of requests of the class.
+    pub(super) fn rank(self) -> Rank {
+        match self {
+            Self::P0 => Rank::P0,
+            Self::P1 => Rank::P1,
+            Self::P2 => Rank::P2,
+            Self::P3 => Rank::P3,
+        }
+    }
+}
+
+/// The order in which requests start: that of the classes, and behind them heavy callers and
+/// strangers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Rank {
+    P0,
+    P1,
+    P2,
+    P3,
+    Last,
+}
+
+impl Rank {
+    /// All ranks, the highest first.
+    pub(super) const ALL: [Self; 5] = [Self::P0, Self::P1, Self::P2, Self::P3, Self::Last];
+
+    /// Maximum number of requests in flight at which one more of the rank may start. The lower
+    /// ranks may use the limit or less of it. The first class may exceed it, because admission
     /// control protects this class first; if it alone causes overload, the limit itself shrinks.
     pub(super) fn allowed(self, limit: usize, max: usize) -> usize {
         match self {
             Self::P0 | Self::P1 => limit.saturating_mul(2).min(max).max(1),
             Self::P2 => (limit - limit.div_ceil(10)).max(1),
             Self::P3 => (limit - limit.div_ceil(4)).max(1),
+            Self::Last => (limit - limit.div_ceil(3)).max(1),
         }
     }
 
@@ -46,7 +73,7 @@ impl Class {
     pub(super) fn target(self) -> Duration {
         match self {
             Self::P0 | Self::P1 => Duration::from_millis(50),
-            Self::P2 | Self::P3 => Duration::from_millis(1),
+            Self::P2 | Self::P3 | Self::Last => Duration::from_millis(1),
         }
     }
 
@@ -54,7 +81,7 @@ impl Class {
     pub(super) fn interval(self) -> Duration {
         match self {
             Self::P0 | Self::P1 => Duration::from_millis(100),
-            Self::P2 | Self::P3 => Duration::from_millis(20),
+            Self::P2 | Self::P3 | Self::Last => Duration::from_millis(20),
         }
     }
 }
@@ -100,11 +127,13 @@ pub enum Reason {
     Switch,
     /// Its sender has too many events on the bus that are not copied yet.
     Bus,
+    /// Too many bytes of answers are not read by their client yet.
+    Unread,
 }
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Capacity,
         Self::Wait,
         Self::Displaced,
@@ -114,6 +143,7 @@ impl Reason {
         Self::Quota,
         Self::Switch,
         Self::Bus,
+        Self::Unread,
     ];
 
     /// Its name as a label and in headers.
@@ -129,6 +159,7 @@ impl Reason {
             Self::Quota => "quota",
             Self::Switch => "switch",
             Self::Bus => "bus",
+            Self::Unread => "unread",
         }
     }
 

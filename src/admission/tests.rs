@@ -126,7 +126,7 @@ proptest! {
             prop_assert_eq!(state.waiting.iter().sum::<usize>(), bench.places.len());
             prop_assert!(bench.places.len() <= bound, "the room is bounded");
             if let Some(first) = Class::ALL.into_iter().find(|class| state.waiting[*class as usize] > 0) {
-                prop_assert!(state.in_flight >= first.allowed(state.limit, limit), "{:?}", state);
+                prop_assert!(state.in_flight >= first.rank().allowed(state.limit, limit), "{:?}", state);
             }
         }
         bench.begun.clear();
@@ -401,9 +401,9 @@ fn a_waiting_request_is_over_after_its_time_and_is_told_so() {
     assert_eq!(bench.admission.counts().of(Class::P2, Reason::Wait), 1);
 }
 
-#[test]
-fn a_heavy_caller_that_waited_too_long_is_told_its_share() {
-    let mut bench = bench(4);
+/// Caller 1 sends much more than the others.
+fn with_a_heavy_caller(limit_max: usize) -> Bench {
+    let bench = bench(limit_max);
     for caller in [1, 2] {
         bench.admission.shares.note(caller, bench.admission.now());
     }
@@ -411,6 +411,12 @@ fn a_heavy_caller_that_waited_too_long_is_told_its_share() {
     for _ in 0..40 {
         bench.admission.shares.note(1, bench.admission.now());
     }
+    bench
+}
+
+#[test]
+fn a_heavy_caller_that_waited_too_long_is_told_its_share() {
+    let mut bench = with_a_heavy_caller(4);
     for _ in 0..8 {
         bench.ask(&ask(Class::P1));
     }
@@ -420,6 +426,40 @@ fn a_heavy_caller_that_waited_too_long_is_told_its_share() {
     bench.begun.clear();
     let shed = bench.collect();
     assert_eq!(shed.iter().filter(|(_, reason)| *reason == Reason::Share).count(), 1, "{shed:?}");
+}
+
+#[test]
+fn a_heavy_caller_of_the_lowest_class_is_behind_quiet_ones_of_it_and_is_told_its_share() {
+    let mut bench = with_a_heavy_caller(16);
+    let heavy = Request { caller: 1, ..ask(Class::P3) };
+    let quiet = ask(Class::P3);
+    let allowed = |rank: Rank| rank.allowed(16, 16);
+    assert!(allowed(Rank::Last) < allowed(Rank::P3));
+    for _ in 0..allowed(Rank::P3) {
+        assert_eq!(bench.ask(&ask(Class::P3)), None);
+    }
+    // The room for waiting requests is full of the heavy caller's.
+    let room = bench.admission.room_max.load(Ordering::Relaxed);
+    for _ in 0..room {
+        assert_eq!(bench.ask(&heavy), None, "it waits");
+    }
+    assert_eq!(bench.admission.state().waiting, [0, 0, 0, room]);
+    assert_eq!(bench.ask(&heavy), Some(Reason::Share));
+    assert_eq!(bench.ask(&quiet), None, "one of the heavy caller gives way");
+    assert_eq!(bench.collect(), [(Class::P3, Reason::Share)]);
+    let started = bench.begun.len();
+    drop(bench.begun.pop());
+    assert_eq!(bench.collect(), []);
+    assert_eq!(bench.begun.len(), started, "one has started");
+    let waiting = bench.places.iter().map(|place| place.ask.caller);
+    assert!(waiting.eq(std::iter::repeat_n(1, room - 1)), "it is the quiet one");
+    drop(bench.begun.pop());
+    assert_eq!(bench.collect(), []);
+    assert_eq!(bench.ask(&quiet), None);
+    assert_eq!(bench.begun.len(), started, "a quiet one finds a place beside those that wait");
+    bench.pass(Duration::from_millis(50));
+    bench.begun.clear();
+    assert!(bench.collect().iter().all(|(_, reason)| *reason == Reason::Share));
 }
 
 #[test]
@@ -439,8 +479,8 @@ fn a_request_that_starts_at_its_deadline_is_too_late() {
 
 #[test]
 fn the_first_class_waits_50_ms_under_lasting_overload_and_the_lower_ones_1_ms() {
-    let times = |class: Class| (class.target().as_millis(), class.interval().as_millis());
-    assert_eq!(Class::ALL.map(times), [(50, 100), (50, 100), (1, 20), (1, 20)]);
+    let times = |rank: Rank| (rank.target().as_millis(), rank.interval().as_millis());
+    assert_eq!(Rank::ALL.map(times), [(50, 100), (50, 100), (1, 20), (1, 20), (1, 20)]);
 }
 
 #[test]

@@ -9,17 +9,17 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::{Class, Request};
+use super::{Rank, Request};
 
-/// Per class, one queue for requests that continue something and one for others.
-const QUEUES: usize = 8;
+/// Per rank, one queue for requests that continue something and one for others.
+const QUEUES: usize = 2 * Rank::ALL.len();
 
 /// Waiting requests. `T` tells each one the decision.
 #[derive(Debug)]
 pub(super) struct WaitQueue<T> {
     queues: [VecDeque<Waiter<T>>; QUEUES],
-    /// Per class, when its queue was last empty.
-    empty_at: [Duration; 4],
+    /// Per rank, when its queue was last empty.
+    empty_at: [Duration; Rank::ALL.len()],
     serial: u64,
     len: usize,
 }
@@ -44,11 +44,11 @@ pub(super) struct Leaving<T> {
 impl<T> Default for WaitQueue<T> {
     fn default() -> Self {
         let queues = std::array::from_fn(|_| VecDeque::new());
-        Self { queues, empty_at: [Duration::ZERO; 4], serial: 0, len: 0 }
+        Self { queues, empty_at: [Duration::ZERO; Rank::ALL.len()], serial: 0, len: 0 }
     }
 }
 
-fn places(rank: Class) -> [usize; 2] {
+fn places(rank: Rank) -> [usize; 2] {
     [rank as usize * 2, rank as usize * 2 + 1]
 }
 
@@ -61,7 +61,7 @@ impl<T> WaitQueue<T> {
     pub(super) fn enter(
         &mut self,
         ask: Request,
-        rank: Class,
+        rank: Rank,
         now: Duration,
         tell: T,
     ) -> (u64, Duration) {
@@ -77,12 +77,12 @@ impl<T> WaitQueue<T> {
     }
 
     /// The rank of the next request.
-    pub(super) fn first(&self) -> Option<Class> {
-        Class::ALL.into_iter().find(|rank| !self.is_empty(*rank))
+    pub(super) fn first(&self) -> Option<Rank> {
+        Rank::ALL.into_iter().find(|rank| !self.is_empty(*rank))
     }
 
     /// Takes the next request of a rank.
-    pub(super) fn leave(&mut self, rank: Class, now: Duration) -> Option<Leaving<T>> {
+    pub(super) fn leave(&mut self, rank: Rank, now: Duration) -> Option<Leaving<T>> {
         let is_rule = self.is_rule(rank, now);
         let patience = self.patience(rank, now);
         let queue = places(rank).into_iter().find(|queue| !self.queues[*queue].is_empty())?;
@@ -94,8 +94,8 @@ impl<T> WaitQueue<T> {
     }
 
     /// Removes the request of the lowest rank that has waited longest.
-    pub(super) fn displace(&mut self) -> Option<(Class, T)> {
-        let rank = Class::ALL.into_iter().rev().find(|rank| !self.is_empty(*rank))?;
+    pub(super) fn displace(&mut self) -> Option<(Rank, T)> {
+        let rank = Rank::ALL.into_iter().rev().find(|rank| !self.is_empty(*rank))?;
         let [continuing, beginning] = places(rank);
         let queue = if self.queues[beginning].is_empty() { continuing } else { beginning };
         let waiter = self.queues[queue].pop_front()?;
@@ -104,7 +104,7 @@ impl<T> WaitQueue<T> {
     }
 
     /// Removes a request by its number; returns whether it was there.
-    pub(super) fn remove(&mut self, rank: Class, serial: u64) -> bool {
+    pub(super) fn remove(&mut self, rank: Rank, serial: u64) -> bool {
         for queue in places(rank) {
             let queue = &mut self.queues[queue];
             // Sorted by number.
@@ -117,23 +117,23 @@ impl<T> WaitQueue<T> {
         false
     }
 
-    fn is_empty(&self, rank: Class) -> bool {
+    fn is_empty(&self, rank: Rank) -> bool {
         places(rank).into_iter().all(|queue| self.queues[queue].is_empty())
     }
 
     /// Whether the queue has not been empty for longer than its interval.
-    fn is_rule(&self, rank: Class, now: Duration) -> bool {
+    fn is_rule(&self, rank: Rank, now: Duration) -> bool {
         !self.is_empty(rank) && now.saturating_sub(self.empty_at[rank as usize]) > rank.interval()
     }
 
-    fn patience(&self, rank: Class, now: Duration) -> Duration {
+    fn patience(&self, rank: Rank, now: Duration) -> Duration {
         if self.is_rule(rank, now) { rank.target() } else { rank.interval() }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Operation;
+    use super::super::{Class, Operation};
     use super::*;
 
     fn ask(class: Class, continues: bool) -> Request {
@@ -147,7 +147,7 @@ mod tests {
     }
 
     fn enter(room: &mut WaitQueue<&'static str>, class: Class, ms: u64, name: &'static str) -> u64 {
-        room.enter(ask(class, false), class, at(ms), name).0
+        room.enter(ask(class, false), class.rank(), at(ms), name).0
     }
 
     fn leave(room: &mut WaitQueue<&'static str>, ms: u64) -> Option<(&'static str, bool)> {
@@ -161,7 +161,7 @@ mod tests {
         enter(&mut room, Class::P3, 0, "low");
         enter(&mut room, Class::P2, 1, "first");
         enter(&mut room, Class::P2, 2, "second");
-        room.enter(ask(Class::P2, true), Class::P2, at(3), "later page");
+        room.enter(ask(Class::P2, true), Rank::P2, at(3), "later page");
         enter(&mut room, Class::P1, 4, "high");
         let order: Vec<_> = std::iter::from_fn(|| leave(&mut room, 5)).collect();
         let names = ["high", "later page", "first", "second", "low"];
@@ -174,13 +174,13 @@ mod tests {
         let mut room = WaitQueue::default();
         enter(&mut room, Class::P2, 0, "old");
         enter(&mut room, Class::P2, 10, "older than the target");
-        let (_, patience) = room.enter(ask(Class::P2, false), Class::P2, at(21), "new");
-        assert_eq!(patience, Class::P2.target());
+        let (_, patience) = room.enter(ask(Class::P2, false), Rank::P2, at(21), "new");
+        assert_eq!(patience, Rank::P2.target());
         assert_eq!(leave(&mut room, 21), Some(("new", false)));
         assert_eq!(leave(&mut room, 21), Some(("older than the target", true)));
         assert_eq!(leave(&mut room, 21), Some(("old", true)));
-        let (_, patience) = room.enter(ask(Class::P2, false), Class::P2, at(22), "rested");
-        assert_eq!(patience, Class::P2.interval(), "the queue was empty again");
+        let (_, patience) = room.enter(ask(Class::P2, false), Rank::P2, at(22), "rested");
+        assert_eq!(patience, Rank::P2.interval(), "the queue was empty again");
     }
 
     #[test]
@@ -188,11 +188,11 @@ mod tests {
         let mut room = WaitQueue::default();
         let first = enter(&mut room, Class::P3, 0, "low");
         enter(&mut room, Class::P1, 0, "high");
-        assert!(room.remove(Class::P3, first), "a client that left");
-        assert!(!room.remove(Class::P3, first));
+        assert!(room.remove(Rank::P3, first), "a client that left");
+        assert!(!room.remove(Rank::P3, first));
         enter(&mut room, Class::P2, 1, "middle");
-        assert_eq!(room.displace(), Some((Class::P2, "middle")));
-        assert_eq!(room.displace(), Some((Class::P1, "high")));
+        assert_eq!(room.displace(), Some((Rank::P2, "middle")));
+        assert_eq!(room.displace(), Some((Rank::P1, "high")));
         assert!(room.displace().is_none());
     }
 

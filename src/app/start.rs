@@ -143,9 +143,9 @@ impl Site {
             tracer: self.tracer.clone(),
             trail: Trail::new(Arc::clone(&links.admin), tasks),
             problems: Arc::clone(&health.problems.0),
-            searches: LargeReads::default(),
-            checks: LargeReads::default(),
-            large_reads: LargeReads::default(),
+            searches: LargeReads::searches(),
+            large_reads: LargeReads::lists(),
+            checks: LargeReads::checks(),
         }
     }
 

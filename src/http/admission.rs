@@ -96,7 +96,7 @@ struct ShedCount {
 #[derive(Debug, Serialize, ToSchema)]
 struct Because {
     /// The reason: capacity, wait, displaced, share, deadline, critical, quota,
-    /// switch or bus.
+    /// switch, bus or unread.
     #[schema(example = "capacity")]
     reason: &'static str,
     requests: u64,

@@ -89,6 +89,6 @@ pub(super) async fn actions(
 ) -> Result<Page, Problem> {
     caller.check_all_bots()?;
     // A page may be large: one at a time, by turns over tokens.
-    let _turn = api.large_reads.take(caller.name()).await;
+    let _turn = api.large_reads.take(caller.name()).await?;
     Ok(read(api.queues.link(), filter, before, limit).await?)
 }

@@ -139,7 +139,7 @@ async fn list(
     let queue = api.queues.find(&path.pipeline).await?;
     let wanted = |bot: &BotId| caller.covers(bot);
     // Until the answer is encoded, too.
-    let _turn = api.large_reads.take(caller.name()).await;
+    let _turn = api.large_reads.take(caller.name()).await?;
     let page = queue.list_dead_letters(bot, &wanted, before, limit).await?;
     let DeadPage { letters: dead_letters, next } = page;
     let cursor = next.map(|next| cursors.write(uri.path(), &next));

@@ -105,10 +105,7 @@ pub(super) async fn search(api: &Api, caller: &Caller, wanted: &Wanted) -> Resul
         None => {}
     }
     // A search reads much: one at a time, by turns over tokens.
-    let Some(_turn) = api.searches.take_soon(caller.name()).await else {
-        let detail = "nothing was done: other searches with this token already wait; retry later";
-        return Err(Problem::new(Kind::Quota, detail).retry_after(1));
-    };
+    let _turn = api.searches.take(caller.name()).await?;
     let mut pipelines = Vec::new();
     for name in api.queues.names().await? {
         pipelines.push((api.queues.of(&name), api.queues.configured(&name).cloned()));

@@ -1,19 +1,28 @@
 //! Turns for answers of several MiB: one at a time, by turns over tokens.
 //!
 //! Such an answer keeps a thread, Redis and megabytes of memory busy for a while. Side by side,
-//! those of one token would delay the requests of all others.
+//! those of one token would delay the requests of all others. A request that waits holds its place in
+//! flight, so few of a token wait: further ones are refused.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// Maximum number of requests of a token that wait for a turn, where waiting is bounded.
-const WAITING_MAX: usize = 2;
+use super::problem::{Kind, Problem};
 
 /// Gives one turn at a time.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct LargeReads(Arc<Mutex<State>>);
+#[derive(Debug, Clone)]
+pub(crate) struct LargeReads(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    /// What the requests are called in a refusal.
+    what: &'static str,
+    /// Maximum number of requests of a token that wait for a turn.
+    waiting_max: usize,
+    state: Mutex<State>,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -23,26 +32,62 @@ struct State {
 }
 
 impl LargeReads {
+    /// Turns for large lists. So many requests of a token wait that four concurrent ones are answered.
+    pub(crate) fn lists() -> Self {
+        Self::new("large lists", 3)
+    }
+
+    /// Turns for searches of the bus, which take up to some seconds.
+    pub(crate) fn searches() -> Self {
+        Self::new("searches or replays", 2)
+    }
+
+    /// Turns for checks of rules, which take up to a tenth of a second.
+    pub(crate) fn checks() -> Self {
+        Self::new("checks of rules", 8)
+    }
+
+    fn new(what: &'static str, waiting_max: usize) -> Self {
+        Self(Arc::new(Shared { what, waiting_max, state: Mutex::default() }))
+    }
+
     /// Waits for the turn of a request of `token`.
+    ///
+    /// # Errors
+    /// The maximum number of requests of this token wait already.
     ///
     /// # Cancel safety
     /// The turn goes to the next request.
-    pub(super) async fn take(&self, token: &str) -> Turn {
+    pub(super) async fn take(&self, token: &str) -> Result<Turn, Problem> {
         let told = {
             let mut state = self.state();
             if !state.is_taken {
                 state.is_taken = true;
-                return self.turn();
+                return Ok(self.turn());
             }
             let (tell, told) = oneshot::channel();
             match state.waiting.iter_mut().find(|(name, _)| **name == *token) {
-                Some((_, requests)) => requests.push_back(tell),
+                Some((_, requests)) => {
+                    requests.retain(|one| !one.is_closed());
+                    if requests.len() >= self.0.waiting_max {
+                        return Err(self.refusal());
+                    }
+                    requests.push_back(tell);
+                }
                 None => state.waiting.push_back((token.into(), VecDeque::from([tell]))),
             }
             told
         };
         // The sender is dropped only together with all waiting requests.
-        told.await.unwrap_or_else(|_| self.turn())
+        Ok(told.await.unwrap_or_else(|_| self.turn()))
+    }
+
+    fn refusal(&self) -> Problem {
+        let Shared { what, waiting_max, .. } = &*self.0;
+        let detail = format!(
+            "nothing was done: {waiting_max} {what} of this token already wait for their turn; send them one after the other, and retry later"
+        );
+        Problem::new(Kind::Quota, detail).retry_after(1)
     }
 
     /// A turn, if no other request has one.
@@ -53,32 +98,12 @@ impl LargeReads {
         is_free.then(|| self.turn())
     }
 
-    /// As [`Self::take`], but not behind many requests of the same token: they would fill the process with
-    /// requests that wait. `None`: that many wait already.
-    pub(super) async fn take_soon(&self, token: &str) -> Option<Turn> {
-        self.take_behind(token, WAITING_MAX).await
-    }
-
-    /// As [`Self::take_soon`], behind fewer than `most` requests of the same token.
-    pub(super) async fn take_behind(&self, token: &str, most: usize) -> Option<Turn> {
-        let waiting = {
-            let state = self.state();
-            let of_token = state.waiting.iter().find(|(name, _)| **name == *token);
-            of_token
-                .map_or(0, |(_, requests)| requests.iter().filter(|one| !one.is_closed()).count())
-        };
-        if waiting >= most {
-            return None;
-        }
-        Some(self.take(token).await)
-    }
-
     fn turn(&self) -> Turn {
         Turn(Some(self.clone()))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Passes a finished turn to the next request.
@@ -131,10 +156,15 @@ mod tests {
 
     use futures_util::FutureExt as _;
 
+    /// The result of a request that does not wait.
+    fn now(taking: impl Future<Output = Result<Turn, Problem>>) -> Option<Turn> {
+        taking.now_or_never().and_then(Result::ok)
+    }
+
     #[test]
     fn a_token_with_many_requests_waits_behind_one_with_few() {
-        let reads = LargeReads::default();
-        let first = reads.take("greedy").now_or_never().expect("nobody has the turn");
+        let reads = LargeReads::lists();
+        let first = now(reads.take("greedy")).expect("nobody has the turn");
         let mut second = pin!(reads.take("greedy"));
         let mut third = pin!(reads.take("greedy"));
         let mut quiet = pin!(reads.take("quiet"));
@@ -142,19 +172,19 @@ mod tests {
         assert!(third.as_mut().now_or_never().is_none());
         assert!(quiet.as_mut().now_or_never().is_none());
         drop(first);
-        let second = second.now_or_never().expect("it arrived first");
+        let second = now(second).expect("it arrived first");
         assert!(quiet.as_mut().now_or_never().is_none());
         drop(second);
         assert!(third.as_mut().now_or_never().is_none(), "the other token is next");
-        drop(quiet.now_or_never().expect("its turn"));
-        drop(third.now_or_never().expect("nobody else waits"));
+        drop(now(quiet).expect("its turn"));
+        drop(now(third).expect("nobody else waits"));
         assert!(!reads.state().is_taken);
     }
 
     #[test]
     fn the_turn_of_a_cancelled_request_goes_to_the_next() {
-        let reads = LargeReads::default();
-        let first = reads.take("a").now_or_never().expect("nobody has the turn");
+        let reads = LargeReads::lists();
+        let first = now(reads.take("a")).expect("nobody has the turn");
         {
             let mut cancelled = pin!(reads.take("a"));
             assert!(cancelled.as_mut().now_or_never().is_none());
@@ -162,35 +192,41 @@ mod tests {
         let mut next = pin!(reads.take("b"));
         assert!(next.as_mut().now_or_never().is_none());
         drop(first);
-        assert!(next.now_or_never().is_some());
+        assert!(now(next).is_some());
     }
 
     #[test]
     fn a_third_request_of_a_token_does_not_wait_and_another_token_may() {
-        let reads = LargeReads::default();
+        let reads = LargeReads::searches();
         let first = reads.take_now().expect("nobody has the turn");
         assert!(reads.take_now().is_none());
-        let mut waiting = [pin!(reads.take_soon("a")), pin!(reads.take_soon("a"))];
+        {
+            let mut cancelled = pin!(reads.take("a"));
+            assert!(cancelled.as_mut().now_or_never().is_none());
+        }
+        let mut waiting = [pin!(reads.take("a")), pin!(reads.take("a"))];
         for one in &mut waiting {
             assert!(one.as_mut().now_or_never().is_none(), "it waits");
         }
-        assert!(reads.take_soon("a").now_or_never().expect("it does not wait").is_none());
-        let mut other = pin!(reads.take_soon("b"));
+        let refused = reads.take("a").now_or_never().expect("it does not wait").unwrap_err();
+        assert_eq!(refused.status().as_u16(), 429);
+        assert!(refused.detail().contains("one after the other"), "{}", refused.detail());
+        let mut other = pin!(reads.take("b"));
         assert!(other.as_mut().now_or_never().is_none());
         drop(first);
         let [next, _] = waiting;
-        assert!(next.now_or_never().flatten().is_some());
+        assert!(now(next).is_some());
     }
 
     #[test]
     fn a_turn_that_arrives_after_its_request_is_cancelled_is_passed_on() {
-        let reads = LargeReads::default();
-        let first = reads.take("a").now_or_never().expect("nobody has the turn");
+        let reads = LargeReads::lists();
+        let first = now(reads.take("a")).expect("nobody has the turn");
         {
             let mut late = pin!(reads.take("a"));
             assert!(late.as_mut().now_or_never().is_none());
             drop(first);
         }
-        assert!(reads.take("b").now_or_never().is_some());
+        assert!(now(reads.take("b")).is_some());
     }
 }

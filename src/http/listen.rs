@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use ::metrics::Counter;
+use ::metrics::{Counter, Gauge};
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{HeaderValue, header};
@@ -128,9 +128,7 @@ pub(crate) async fn serve(
             biased;
             () = stop.cancelled() => break,
             () = handed.cancelled(), if accepts => accepts = false,
-            Some(_) = connections.join_next(), if !connections.is_empty() => {
-                open.decrement(1.0);
-            }
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
             accepted = listener.accept(), if accepts && connections.len() < limits.connections => match accepted {
                 Ok((stream, peer)) => {
                     let peer = peer.ip().to_canonical();
@@ -145,9 +143,10 @@ pub(crate) async fn serve(
                     let is_full = connections.len() >= limits.connections / 2;
                     let server = Arc::clone(if is_full { &hurried } else { &patient });
                     let (front, watcher) = (Arc::clone(&front), graceful.watcher());
-                    open.increment(1.0);
+                    let open = Open::new(open.clone());
                     connections.spawn(async move {
                         front.serve(stream, peer, place, &server, watcher).await;
+                        drop(open);
                     });
                 }
                 Err(error) if is_the_peers(&error) => {}
@@ -162,6 +161,22 @@ pub(crate) async fn serve(
     }
     drop(listener);
     graceful.shutdown().await;
+}
+
+/// A connection in the gauge of open ones, until it is dropped: also one that outlives the accepting.
+struct Open(Gauge);
+
+impl Open {
+    fn new(gauge: Gauge) -> Self {
+        gauge.increment(1.0);
+        Self(gauge)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
+    }
 }
 
 /// The state that all connections of a listener share.

@@ -188,7 +188,7 @@ pub(crate) struct Problem {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     errors: Vec<Flaw>,
     #[serde(skip)]
-    headers: Vec<(header::HeaderName, HeaderValue)>,
+    pub(super) headers: Vec<(header::HeaderName, HeaderValue)>,
 }
 
 /// One error.

@@ -158,7 +158,7 @@ async fn replay(
     let queue = api.queues.find(&path.pipeline).await?;
     let cursor = api.gate.cursors.read(uri.path(), asked.cursor.as_deref())?;
     // It reads much: one at a time, by turns over tokens.
-    let _turn = api.searches.take(caller.name()).await;
+    let _turn = api.searches.take(caller.name()).await?;
     let within = if caller.covers_all() { WITHIN } else { WITHIN_OF_BOT };
     let deadline = Instant::now() + within;
     let config = api.queues.configured(&path.pipeline);

@@ -16,7 +16,7 @@ use ::metrics::Histogram;
 use axum::response::Response;
 use tokio::time::Instant;
 
-use super::admit::Unhurried;
+use super::admit::{Unhurried, Unread};
 use super::body::Keeping;
 
 /// The times of one connection. Clones share them.
@@ -39,6 +39,8 @@ struct Exchange {
     /// When the head of the answer was ready.
     answered: Option<Instant>,
     meters: Option<Meters>,
+    /// Counts the answer until it is read.
+    unread: Option<Unread>,
 }
 
 /// The histograms for the times.
@@ -63,7 +65,7 @@ impl Stopwatch {
     pub(super) fn begin(&self) {
         let mut state = self.state();
         let began = state.first_byte.take().unwrap_or_else(Instant::now);
-        state.current = Some(Exchange { began, answered: None, meters: None });
+        state.current = Some(Exchange { began, answered: None, meters: None, unread: None });
     }
 
     /// Sets the histograms of the request in flight; the first call wins.
@@ -72,6 +74,13 @@ impl Stopwatch {
             && exchange.meters.is_none()
         {
             exchange.meters = Some(meters());
+        }
+    }
+
+    /// Keeps this until the answer of the request in flight is read.
+    pub(super) fn keep(&self, unread: Unread) {
+        if let Some(exchange) = &mut self.state().current {
+            exchange.unread = Some(unread);
         }
     }
 
@@ -112,9 +121,11 @@ impl Stopwatch {
 
 impl Exchange {
     fn end(self, now: Instant) {
-        let Some(Meters { whole, answer }) = self.meters else { return };
-        whole.record((now - self.began).as_secs_f64());
-        if let Some((answer, answered)) = answer.zip(self.answered) {
+        let Self { began, answered, meters, unread } = self;
+        drop(unread);
+        let Some(Meters { whole, answer }) = meters else { return };
+        whole.record((now - began).as_secs_f64());
+        if let Some((answer, answered)) = answer.zip(answered) {
             answer.record((now - answered).as_secs_f64());
         }
     }

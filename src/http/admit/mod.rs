@@ -15,6 +15,8 @@
 //! 5. Body, if there is one. While a request waits for a slow body, it gives its place back: slow
 //!    senders delay no other request. The number and the bytes of slow bodies are bounded, in all
 //!    and for each sender ([`SlowBodies`]).
+//! 6. Answer: what its client has not read yet is bounded, in all and for each reader
+//!    ([`UnreadAnswers`]).
 //!
 //! Refusals keep the connection open. When there are many, each is delayed a little. The delay
 //! costs almost nothing here, and keeps callers that retry immediately from using up the processor
@@ -22,6 +24,7 @@
 //!
 //! Once the route has accepted the token, quotas are charged ([`AdmissionGate::charge`]).
 
+mod answers;
 mod bodies;
 mod charge;
 mod refuse;
@@ -39,12 +42,14 @@ use std::time::Duration;
 use ::metrics::Histogram;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{Extensions, HeaderName, HeaderValue, Uri};
+use axum::http::{Extensions, HeaderName, HeaderValue, Method, Uri};
 use axum::middleware::Next;
 use axum::response::Response;
 use hyper::body::{Body as _, Bytes};
 use tokio::time::Instant;
 
+pub(super) use self::answers::Unread;
+use self::answers::{SMALL, UnreadAnswers, readers};
 use self::bodies::{SlowBodies, discard, senders};
 pub(crate) use self::charge::QuotaSettings;
 use self::charge::{UsedQuotas, Whose};
@@ -82,6 +87,7 @@ pub(crate) struct AdmissionGate {
     routes: Routes,
     pace: Pace,
     slow_bodies: SlowBodies,
+    unread: Arc<UnreadAnswers>,
     turns: Arc<Turns>,
     /// The encoded document of each reason.
     refusals: [Bytes; Reason::ALL.len()],
@@ -109,6 +115,7 @@ impl AdmissionGate {
             routes: Routes::new(table),
             pace: Pace::default(),
             slow_bodies: SlowBodies::default(),
+            unread: Arc::default(),
             turns: Turns::new(std::thread::available_parallelism().map_or(1, usize::from)),
             refusals: Reason::ALL.map(refusal),
             shed_seconds: shed_seconds(),
@@ -180,6 +187,7 @@ struct Seen {
     waited: Duration,
     identity: Identity,
     address: Option<IpAddr>,
+    method: Method,
     uri: Uri,
     /// The bots in its body, once it was read.
     named: NamedBots,
@@ -199,6 +207,42 @@ impl Seen {
         bots.extend(of_uri.as_ref().map(BotId::as_str).filter(|bot| !bots.contains(bot)));
         let token = caller.filter(|caller| caller.has_token()).map(Caller::name);
         Whose { token, address: self.address, bots: &bots }.note(counts, reason);
+    }
+}
+
+impl AdmissionGate {
+    /// Refuses a request whose answer would find no room.
+    fn has_room(&self, ask: &AdmissionRequest, seen: &Seen) -> Result<(), Reason> {
+        let of = || readers(&seen.identity, seen.address);
+        let refused = self.unread.refuses(&seen.method, of).filter(|_| ask.class != Class::P0);
+        let Some(reason) = refused else { return Ok(()) };
+        self.admission.refused(ask.class, reason);
+        Err(reason)
+    }
+
+    /// Counts an answer until its client has read it, or refuses it. A streamed one is made while it
+    /// is read.
+    async fn send(
+        &self,
+        route: &Route,
+        ask: &AdmissionRequest,
+        seen: &Seen,
+        response: Response,
+    ) -> Response {
+        let bytes = response.body().size_hint().exact();
+        let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or_default();
+        let Some(watch) = seen.watch.as_ref().filter(|_| bytes > SMALL) else { return response };
+        match self.unread.take(&seen.method, readers(&seen.identity, seen.address), bytes) {
+            Ok(unread) => {
+                watch.keep(unread);
+                response
+            }
+            Err(reason) => {
+                drop(response);
+                self.admission.refused(ask.class, reason);
+                self.refuse(route, ask, seen, reason).await
+            }
+        }
     }
 }
 
@@ -260,6 +304,7 @@ pub(super) async fn admit(
         waited: Duration::ZERO,
         identity: gate.identify(route, &request),
         address: Whose::of(request.extensions()).address,
+        method: request.method().clone(),
         uri: request.uri().clone(),
         named: NamedBots::default(),
     };
@@ -290,7 +335,11 @@ pub(super) async fn admit(
     };
     // A default deadline does not come from the caller: it cancels long requests, but refuses none.
     let within = deadline.or_else(|| gate.deadline(class));
-    let permit = match let_in(&gate, &ask, &mut seen.waited).await {
+    let permit = match gate.has_room(&ask, &seen) {
+        Ok(()) => let_in(&gate, &ask, &mut seen.waited).await,
+        Err(reason) => Err(reason),
+    };
+    let permit = match permit {
         Ok(permit) => permit,
         Err(reason) => {
             // The refusal may be delayed, so the memory of the request is freed first.
@@ -305,7 +354,7 @@ pub(super) async fn admit(
         let response = next.run(Request::from_parts(parts, Body::empty())).await;
         let response = hold(permit, response);
         discard(&headers, body).await;
-        return response;
+        return gate.send(route, &ask, &seen, response).await;
     }
     let (permit, request) = match with_body(&gate, &ask, route, permit, request, &mut seen).await {
         Ok(both) => both,
@@ -326,7 +375,7 @@ pub(super) async fn admit(
     let answered =
         if class == Class::P0 { work.await } else { gate.begin(class, seen.waited, work).await };
     if let Ok(response) = answered {
-        return hold(permit, response);
+        return gate.send(route, &ask, &seen, hold(permit, response)).await;
     }
     drop(permit);
     gate.admission.refused(class, Reason::Deadline);

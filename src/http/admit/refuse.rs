@@ -123,7 +123,9 @@ impl Drop for Held<'_> {
 /// deadline.
 fn status(reason: Reason) -> StatusCode {
     match reason {
-        Reason::Share | Reason::Quota | Reason::Bus => StatusCode::TOO_MANY_REQUESTS,
+        Reason::Share | Reason::Quota | Reason::Bus | Reason::Unread => {
+            StatusCode::TOO_MANY_REQUESTS
+        }
         Reason::Deadline => StatusCode::GATEWAY_TIMEOUT,
         _ => StatusCode::SERVICE_UNAVAILABLE,
     }
@@ -148,6 +150,10 @@ pub(super) fn refusal(reason: Reason) -> Bytes {
         Reason::Bus => {
             (Kind::Quota, "nothing was stored: too many events of this sender are not copied yet")
         }
+        Reason::Unread => (
+            Kind::Quota,
+            "nothing was done: this caller does not read its answers, and too much of them is in memory; read each answer, or close its connection, and retry",
+        ),
         Reason::Critical => {
             (Kind::Overloaded, "nothing was done: too many p0 requests are in flight; retry later")
         }

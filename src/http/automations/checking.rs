@@ -14,8 +14,6 @@ use crate::automations::rule::{Rule, Unusable};
 
 /// Maximum length of a short filter, in bytes. It takes some milliseconds to compile.
 const SHORT: usize = 256;
-/// Maximum number of requests of a token that wait.
-const WAITING_MAX: usize = 16;
 
 /// Why a rule is not checked, or what is wrong with it.
 #[derive(Debug)]
@@ -81,10 +79,7 @@ pub(super) async fn apart<T: Send + 'static>(
     (api, caller): (&Api, &Caller),
     work: impl FnOnce(&Ended) -> T + Send + 'static,
 ) -> Result<T, Problem> {
-    let Some(turn) = api.checks.take_behind(caller.name(), WAITING_MAX).await else {
-        let detail = "nothing was done: other rules of this token are being checked; retry later";
-        return Err(Problem::new(Kind::Quota, detail).retry_after(1));
-    };
+    let turn = api.checks.take(caller.name()).await?;
     let ends = EndsHere(Ended::default());
     let ended = ends.0.clone();
     let done = tokio::task::spawn_blocking(move || {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
-use axum::response::Json;
+use axum::response::{IntoResponse as _, Json, Response};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -31,6 +31,8 @@ use crate::trail::{Action, Reason};
 
 /// Maximum number of bots per page, and of events per bot.
 const LIMIT_MAX: u32 = 1_000;
+/// Pages with more events than this are read one at a time, by turns over tokens.
+const LARGE_PAGE: usize = 100;
 /// Maximum number of bots of a pipeline that a token for certain bots may have paused, and of those
 /// whose weight it may have set.
 const MARKED_MAX: usize = 1_000;
@@ -204,7 +206,7 @@ async fn show(
     uri: Uri,
     Path(path): Path<BotPath>,
     Query(query): Query<ShowQuery>,
-) -> Result<Json<Bot>, Problem> {
+) -> Result<Response, Problem> {
     let limit = Limit { default: 10, least: 0, most: LIMIT_MAX }.of(query.limit)?;
     let cursors = &api.gate.cursors;
     let after: Option<EventCursor> = cursors.read(uri.path(), query.cursor.as_deref())?;
@@ -216,6 +218,9 @@ async fn show(
     } else {
         Vec::new()
     };
+    // Until the answer is encoded, too.
+    let is_large = limit > LARGE_PAGE;
+    let _turn = if is_large { Some(api.large_reads.take(caller.name()).await?) } else { None };
     let EventPage { events: next, next: more } =
         queue.page_of_events(&path.bot, after, limit).await?;
     let cursor = more.filter(|_| limit > 0).map(|more| cursors.write(uri.path(), &more));
@@ -235,7 +240,7 @@ async fn show(
     };
     let bot =
         Bot { view, last_failure, holds, quotas, dead_letters, next, lanes_aside, cursor, detail };
-    Ok(Json(bot))
+    Ok(Json(bot).into_response())
 }
 
 /// Who paused a bot is shown in full to tokens for all bots only.

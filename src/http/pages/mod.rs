@@ -149,12 +149,15 @@ impl<E: Into<Problem>> From<E> for Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let Self(problem) = self;
+        let Self(mut problem) = self;
         let body = html! {
             h1 { (problem.title()) }
             p { (problem.detail()) }
         };
-        (problem.status(), page(problem.title(), &body)).into_response()
+        let headers = std::mem::take(&mut problem.headers);
+        let mut response = (problem.status(), page(problem.title(), &body)).into_response();
+        response.headers_mut().extend(headers);
+        response
     }
 }
 

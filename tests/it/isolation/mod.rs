@@ -1,6 +1,7 @@
 //! One tenant cannot stop, degrade or learn of another: a test for each shared resource, with one
 //! hostile tenant.
 
+mod answers;
 mod backlog;
 mod fleet;
 mod http;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::json;
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
@@ -210,11 +211,16 @@ async fn gauges_of_a_process_are_true_after_a_reload() {
     let paused = ("problem", "pipeline-paused");
     let problem = async || gauge("fairlane_problems", paused).await;
     eventually(LONG, "it is a problem", async || problem().await == Some(1.0)).await;
+    // Its body arrives slowly: it is still open when the instance accepts no more.
+    let mut slow = TcpStream::connect(process.http()).await.unwrap();
+    let headers = [("content-type", "application/cloudevents+json"), ("content-length", "10")];
+    slow.write_all(client.head("POST", "/v1/events", &headers).as_bytes()).await.unwrap();
     process.write("fairlane.toml", &config(&server, &receiver, &["one"], 6));
     assert_eq!(client.post("/v1/reload").await.code, 200);
     // The instance before works beside it for six seconds, and then ends.
     tokio::time::sleep(Duration::from_secs(8)).await;
     eventually(LONG, "it is still one", async || problem().await == Some(1.0)).await;
+    drop(slow);
     let open = async |count: u32| {
         let connections = join_all((0..count).map(|_| TcpStream::connect(process.http()))).await;
         let shown = || gauge("fairlane_http_connections", ("listener", "http"));

@@ -202,7 +202,7 @@ async fn ranked(
 ) -> Result<Found, Problem> {
     let mut found = Found::default();
     // It reads the places of all bots.
-    let _turn = api.large_reads.take(token).await;
+    let _turn = api.large_reads.take(token).await?;
     let (names, step) = (api.queues.names().await?, if state == Wanted::Any { BOTS } else { STEP });
     for _ in 0..STEPS {
         let (mut merged, mut more) = (Vec::new(), false);

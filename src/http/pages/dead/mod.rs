@@ -86,7 +86,7 @@ async fn content(
     let fits = Wish { bot, wanted: &wanted, reason: &wish.reason };
     // A search for some of them may read all.
     let searches = !wish.reason.is_empty() || bot.is_some() || !caller.covers_all();
-    let _turn = if searches { Some(api.large_reads.take(caller.name()).await) } else { None };
+    let _turn = if searches { Some(api.large_reads.take(caller.name()).await?) } else { None };
     let deadline = searches.then(|| Instant::now() + SEARCH_TIME);
     let DeadGlimpses { letters, next, cut } =
         queue.search_dead_letters(fits, before, LETTERS, deadline).await?;

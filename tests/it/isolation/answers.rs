@@ -1,0 +1,162 @@
+//! Large answers: requests that wait for their turn, and answers that are not read.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use fairlane::event::Event;
+use fairlane::id::BotId;
+use fairlane::queue::PushOptions;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::task::JoinSet;
+
+use crate::support::bus::event;
+use crate::support::config::config;
+use crate::support::http::{Client, Response};
+use crate::support::instance::queue;
+use crate::support::proxy::distance::Distance;
+use crate::support::redis::{Options, RedisServer};
+use crate::support::served::Served;
+use crate::support::tokens::{Tokens, text};
+use crate::support::wait::eventually;
+
+const LONG: Duration = Duration::from_secs(20);
+const ALL: &str = r#"scopes = ["publish", "read", "operate"]"#;
+const STRUCTURED: &str = "application/cloudevents+json";
+/// Events of each bot, in one answer of about 3 MB.
+const EVENTS: usize = 12;
+const EVENT_BYTES: usize = 250_000;
+/// Connections that do not read their answers.
+const UNREAD: usize = 40;
+
+fn tenants() -> Tokens {
+    Tokens::new(&[
+        ("shop", &format!("{ALL}, bots = [\"shop-*\"]")),
+        ("other", &format!("{ALL}, bots = [\"other-*\"]")),
+    ])
+}
+
+/// The settings of a process with these tokens.
+fn settings(server: &RedisServer, tokens: &Tokens) -> String {
+    let settings = [("auth.tokens", &*tokens.setting), ("pipelines.test.handler", "\"log\"")];
+    config(server, "test", &settings)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_of_one_token_that_wait_for_their_turn_leave_room_for_other_requests() {
+    let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    let tokens = tenants();
+    let far = Distance::start(server.tcp_addr()).await;
+    let settings = settings(&server, &tokens).replace(&server.url(), &far.url());
+    let process = Served::start(&settings).await;
+    let client = Client::new(&process.http());
+    let (hostile, quiet) = (client.with_token(&text("shop")), client.with_token(&text("other")));
+    assert_eq!(quiet.publish(STRUCTURED, event("other-1", "t", 0)).await.code, 202);
+    far.set(Duration::from_millis(60));
+    let page = "/pipelines/test/dead?bot=shop-1&reason=zzz";
+    for (path, kind) in [
+        (page, "text/html; charset=utf-8"),
+        ("/pipelines/test", "text/html; charset=utf-8"),
+        ("/bots?sort=depth", "text/html; charset=utf-8"),
+        ("/v1/pipelines/test/dead", "application/problem+json"),
+        ("/v1/events/nothing?bot=shop-1", "application/problem+json"),
+    ] {
+        let mut asking = JoinSet::new();
+        for _ in 0..12 {
+            let hostile = hostile.clone();
+            asking.spawn(async move { hostile.get(path).await });
+        }
+        let answers: Vec<Response> = asking.join_all().await;
+        let refused: Vec<&Response> = answers.iter().filter(|one| one.code == 429).collect();
+        assert!((6..=10).contains(&refused.len()), "{path}: {} of 12", refused.len());
+        for one in refused {
+            let said = String::from_utf8_lossy(&one.body);
+            assert!(said.contains("one after the other"), "{path}: {said}");
+            assert_eq!(one.header("retry-after"), Some("1"), "{path}");
+            assert_eq!(one.header("content-type"), Some(kind), "{path}");
+        }
+    }
+    let mut asking = JoinSet::new();
+    for _ in 0..60 {
+        let hostile = hostile.clone();
+        asking.spawn(async move { hostile.get(page).await });
+    }
+    tokio::time::sleep(Duration::from_millis(800)).await;
+    for number in 1..=10 {
+        let answer = quiet.publish(STRUCTURED, event("other-1", "t", number)).await;
+        assert_eq!(answer.code, 202, "{answer:?}");
+    }
+}
+
+/// Events in the queue of a paused bot.
+async fn fill(config: &str, bot: &str) {
+    let queue = queue(&config.replace("\"log\"", "\"recorder\""), "test").await;
+    let bot = BotId::parse(bot).unwrap();
+    queue.pause(Some(&bot)).await.unwrap();
+    let text = "x".repeat(EVENT_BYTES);
+    for number in 0..EVENTS {
+        let event = Event::builder("test.large", &bot).id(number.to_string());
+        let event = event.data(&text).unwrap().build().unwrap();
+        queue.push(&bot, &[event], PushOptions::default()).await.unwrap();
+    }
+}
+
+/// Asks for a path, and reads nothing but the code of the answer.
+async fn ask(client: &Client, path: &str) -> (TcpStream, u16) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4_096).unwrap();
+    let address: SocketAddr = client.address.parse().unwrap();
+    let mut stream = socket.connect(address).await.unwrap();
+    stream.write_all(client.head("GET", path, &[]).as_bytes()).await.unwrap();
+    let mut begun = vec![0; "HTTP/1.1 200".len()];
+    stream.read_exact(&mut begun).await.unwrap();
+    (stream, String::from_utf8(begun).unwrap()[9..].parse().unwrap())
+}
+
+/// In KiB.
+fn memory(process: &Served) -> i64 {
+    let resident = process.status_of_kernel("VmRSS").expect("the kernel tells it");
+    resident.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_one_token_does_not_read_leave_memory_for_those_of_others() {
+    let (server, tokens) = (RedisServer::start(Options::default()), tenants());
+    let settings = settings(&server, &tokens);
+    for bot in ["shop-1", "other-1"] {
+        fill(&settings, bot).await;
+    }
+    let process = Served::start(&settings).await;
+    let client = Client::new(&process.http());
+    let (hostile, quiet) = (client.with_token(&text("shop")), client.with_token(&text("other")));
+    let path = |bot: &str| format!("/v1/pipelines/test/bots/{bot}?limit=1000");
+    let (theirs, own) = (path("shop-1"), path("other-1"));
+    let large = hostile.get(&theirs).await;
+    assert!(large.code == 200 && large.body.len() > EVENTS * EVENT_BYTES, "{}", large.code);
+    let before = memory(&process);
+    let (mut unread, mut refused) = (Vec::new(), 0);
+    for _ in 0..UNREAD {
+        match ask(&hostile, &theirs).await {
+            (stream, 200) => unread.push(stream),
+            (_, code) => {
+                assert_eq!(code, 429);
+                refused += 1;
+            }
+        }
+    }
+    let grown = memory(&process) - before;
+    println!("{} unread answers, {refused} refused, {grown} KiB more", unread.len());
+    // 64 MiB are 22 of them, and a read needs room for an answer of the maximum size.
+    assert!((18..=22).contains(&unread.len()), "{} answers", unread.len());
+    assert!(grown < 96 << 10, "{grown} KiB more");
+    let told = hostile.get(&theirs).await;
+    assert_eq!((told.code, told.header("x-shed-reason")), (429, Some("unread")));
+    assert!(told.header("retry-after").is_some() && told.problem() == "quota", "{told:?}");
+    // What is not a read goes on, and so do other tenants.
+    assert_eq!(hostile.publish(STRUCTURED, event("shop-1", "t", 1)).await.code, 202);
+    for _ in 0..3 {
+        assert_eq!(quiet.get(&own).await.code, 200);
+    }
+    drop(unread);
+    eventually(LONG, "there is room again", async || hostile.get(&theirs).await.code == 200).await;
+}
