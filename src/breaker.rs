@@ -81,12 +81,12 @@ impl Breaker {
     ///
     /// # Cancel safety
     /// Same as that of `question`. A cancelled question does not change the breaker.
-    pub(crate) async fn read<T, E: Away>(
+    pub(crate) fn read<T, E: Away>(
         &self,
         within: Duration,
         question: impl Future<Output = Result<T, E>>,
-    ) -> Result<T, Unanswered<E>> {
-        self.ask(within, question, Opens::IfLate).await
+    ) -> impl Future<Output = Result<T, Unanswered<E>>> {
+        self.ask(within, question, Opens::IfLate)
     }
 
     /// Like [`Self::read`], for a question that may take too long although the store works. So it
@@ -97,12 +97,12 @@ impl Breaker {
     ///
     /// # Cancel safety
     /// Same as that of `question`.
-    pub(crate) async fn read_much<T, E: Away>(
+    pub(crate) fn read_much<T, E: Away>(
         &self,
         within: Duration,
         question: impl Future<Output = Result<T, E>>,
-    ) -> Result<T, Unanswered<E>> {
-        self.ask(within, question, Opens::Never).await
+    ) -> impl Future<Output = Result<T, Unanswered<E>>> {
+        self.ask(within, question, Opens::Never)
     }
 
     async fn ask<T, E: Away>(

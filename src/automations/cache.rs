@@ -68,7 +68,9 @@ impl RuleCache {
         if let Some(rules) = self.known(bot) {
             return Ok(rules);
         }
-        match tokio::spawn(Arc::clone(self).read(bot.clone())).await {
+        #[expect(clippy::disallowed_methods, reason = "a stop need not wait for rules")]
+        let reading = tokio::spawn(Arc::clone(self).read(bot.clone()));
+        match reading.await {
             Ok(rules) => rules,
             Err(failed) => match failed.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),

@@ -53,7 +53,7 @@ pub(crate) async fn memory(link: &Link) -> Result<(u64, u64), RedisError> {
             Err(error) => failed = Some(error),
         }
     }
-    match (ServerInfo::worst(infos.into_iter()), failed) {
+    match (ServerInfo::worst(infos), failed) {
         (None, Some(error)) => Err(error),
         (info, _) => {
             let info = info.unwrap_or_default();
