@@ -18,8 +18,8 @@ use crate::mongo::turns::Turns;
 const BOTS: usize = 10_000;
 /// Number of cached filters at which unused ones are removed.
 const FILTERS_MIN: usize = 1_000;
-/// Number of bots whose outdated rules are kept until they are read again.
-const OUTDATED_MAX: usize = 1_000;
+/// Number of bots whose outdated rules are kept until they are read again. They may have megabytes each.
+const OUTDATED_MAX: usize = 64;
 
 /// The rules of bots as stored. After a change they may be outdated until its message arrives.
 #[derive(Debug)]

@@ -211,25 +211,25 @@ impl RedisStream {
     /// Reports entries between `after` and the first one of `fetched` that were trimmed before they were
     /// read. Fairlane's own trimming leaves the entry at `after`.
     async fn check_gap(&self, after: Offset, fetched: &[Value]) -> Result<(), RedisError> {
-        let Some(first) = fetched.first().and_then(offset_of) else { return Ok(()) };
+        let first = fetched.first().and_then(offset_of).filter(|_| after != Offset::default());
+        let Some(first) = first else { return Ok(()) };
         let mut command = redis::cmd("XRANGE");
         command.arg(&*self.name).arg(after.to_string()).arg(after.to_string());
         let is_there = match self.link.command("XRANGE", command).await? {
             Value::Array(found) => !found.is_empty(),
             _ => false,
         };
-        if after == Offset::default() || is_there {
+        if is_there {
             return Ok(());
         }
         let extent = self.extent().await?;
         let mut reading = self.reading();
-        let noted = Some((after, reading.entries));
-        let Some(missing) = gap::gap(extent, after, noted) else { return Ok(()) };
+        let missing = gap::gap(extent, after, Some((after, reading.entries)));
+        let Some(missing) = missing else { return Ok(()) };
         // What was fetched may have been trimmed since.
-        let is_gone = |entry: &&Value| {
-            offset_of(entry).is_some_and(|at| extent.first.is_none_or(|first| at < first))
-        };
-        let missing = missing.saturating_sub(fetched.iter().filter(is_gone).count() as u64);
+        let is_gone = |at: &Offset| extent.first.is_none_or(|first| *at < first);
+        let trimmed = fetched.iter().filter_map(offset_of).filter(is_gone).count() as u64;
+        let missing = missing.saturating_sub(trimmed);
         if missing > 0 {
             reading.entries += missing;
             BusMetrics::new(&self.name).gap.increment(1);
