@@ -141,10 +141,10 @@ struct Links {
     /// Views and totals.
     views: Arc<Link>,
     /// Short calls that must not wait for those of operators: leases that receivers complete over
-    /// HTTP, the presence of the process, pushed events.
+    /// HTTP, the presence of the process, pushed events, due events.
     prompt: Arc<Link>,
     /// Calls that may be slow or rare: operators' reads and changes, listings, dead letters,
-    /// audits, samples, due events. Pooled: a large answer delays no other call.
+    /// audits, samples. Pooled: a large answer delays no other call.
     admin: Arc<Link>,
 }
 
@@ -195,8 +195,9 @@ impl App {
             )),
         };
         let mut formats = Formats::new(&products, &plans, &clock);
-        let marks = formats.accept(&links.admin, needs.mongo.as_ref().ok()).await?;
-        let signing_key = register(&links.admin, &config).await?;
+        let mongo = needs.mongo.as_ref().ok();
+        let marks = reach::again(async || formats.accept(&links.admin, mongo).await).await?;
+        let signing_key = reach::again(async || register(&links.admin, &config).await).await?;
         formats.mark(&links.admin, &marks).await;
         if let Err(error) = memory::observe(&links.admin, &needs.quotas).await {
             debug!(%error, "cannot ask Redis for its memory; asking again");

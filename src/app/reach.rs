@@ -1,4 +1,4 @@
-//! Waits for Redis before the first instance is built.
+//! Waits for Redis before the first instance is built, and while an instance is built.
 //!
 //! A restart of Redis, a failover, or a machine that starts both, lets Fairlane arrive first. A process
 //! that ended then would wait for its service manager, which may take minutes.
@@ -19,6 +19,9 @@ use crate::redis::{Link, RedisError, Target};
 const AVAILABLE: Duration = Duration::from_secs(5);
 /// How long a start waits for a Redis that is loading its data.
 const LOADED: Duration = Duration::from_secs(60);
+/// How long a start waits for a Redis that accepts connections and does not answer: it is slow or
+/// frozen. Three answers are awaited.
+const SLOW: Duration = Duration::from_secs(15);
 /// After this time without an answer, a start says that it waits.
 const SILENT: Duration = Duration::from_secs(1);
 /// Pause between two tries.
@@ -27,7 +30,8 @@ const RETRY: Duration = Duration::from_millis(200);
 /// Returns when the Redis at `redis.url` answers. A private one is started later.
 ///
 /// # Errors
-/// If Redis is still unavailable after 5 s, still loading after 60 s, or refuses for good.
+/// If Redis is still unavailable after 5 s, without an answer after 15 s, still loading after 60 s, or
+/// refuses for good.
 ///
 /// # Cancel safety
 /// Nothing has changed.
@@ -46,8 +50,8 @@ pub(super) async fn redis(config: &Config) -> Result<(), AppError> {
         } else {
             // A frozen server accepts the connection and is silent.
             if said.is_none() {
-                said = Some(AVAILABLE);
-                let seconds = AVAILABLE.as_secs();
+                said = Some(SLOW);
+                let seconds = SLOW.as_secs();
                 warn!(seconds, "waiting for Redis before the start: it does not answer");
             }
             asking.await
@@ -72,6 +76,35 @@ pub(super) async fn redis(config: &Config) -> Result<(), AppError> {
     }
 }
 
+/// Asks Redis again while it is unavailable. It answered a moment ago, so it is slow, or it restarts.
+///
+/// # Errors
+/// Those of `ask`: the last one after 15 s (after 60 s if Redis loads its data), or one that waiting
+/// does not help.
+///
+/// # Cancel safety
+/// That of `ask`.
+pub(super) async fn again<T>(
+    mut ask: impl AsyncFnMut() -> Result<T, AppError>,
+) -> Result<T, AppError> {
+    let start = Instant::now();
+    let mut said = false;
+    loop {
+        let error = match ask().await {
+            Err(AppError::Store(error)) => error,
+            done => return done,
+        };
+        let patience = patience(&error).map_or(Duration::ZERO, |patience| patience.max(SLOW));
+        if start.elapsed() + RETRY > patience {
+            return Err(error.into());
+        }
+        if !std::mem::replace(&mut said, true) {
+            warn!(%error, seconds = patience.as_secs(), "asking Redis again before the start");
+        }
+        sleep(RETRY).await;
+    }
+}
+
 /// How long to wait after such an error; `None` if waiting does not help.
 fn patience(error: &RedisError) -> Option<Duration> {
     match error {
@@ -81,6 +114,7 @@ fn patience(error: &RedisError) -> Option<Duration> {
             Some(LOADED)
         }
         RedisError::Refused { message, .. } if message.starts_with("LOADING") => Some(LOADED),
+        RedisError::Connect { source, .. } if source.is_timeout() => Some(SLOW),
         error => error.is_passing().then_some(AVAILABLE),
     }
 }
@@ -106,6 +140,9 @@ mod tests {
         let source = std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into();
         let unavailable = RedisError::Connect { target: target(), source };
         assert_eq!(patience(&unavailable), Some(AVAILABLE));
+        let source = std::io::Error::from(std::io::ErrorKind::TimedOut).into();
+        let silent = RedisError::Connect { target: target(), source };
+        assert_eq!(patience(&silent), Some(SLOW));
         let old = RedisError::Version { target: target(), version: "6.2.0".to_owned() };
         assert_eq!(patience(&old), None);
     }

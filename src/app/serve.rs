@@ -17,8 +17,8 @@ use crate::reload::{self, Reloads};
 /// for about 6 s. So handlers that count or cache share what they keep, for example in an `Arc`.
 /// A configuration that cannot be used changes nothing, and the log says why.
 ///
-/// At the start it waits up to 5 s for a Redis that is unavailable, and up to 60 s for one that loads its
-/// data.
+/// At the start it waits up to 5 s for a Redis that is unavailable, up to 15 s for one that does not
+/// answer, and up to 60 s for one that loads its data.
 ///
 /// systemd is told when the process is ready and when it stops, if it started the process with
 /// `Type=notify`.

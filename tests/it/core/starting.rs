@@ -11,9 +11,10 @@ use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config, configs};
 use crate::support::http::{Client, metric};
 use crate::support::instance::Instance;
+use crate::support::interceptor::Interception;
 use crate::support::mongo::{self, MongoServer, free_port};
 use crate::support::mongo_proxy::MongoProxy;
-use crate::support::proxy::ProxyMode;
+use crate::support::proxy::{Proxy, ProxyMode, holds};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, Persistence, RedisServer};
 use crate::support::served::Served;
@@ -368,6 +369,20 @@ async fn a_process_does_not_hang_at_its_start_because_redis_is_frozen() {
     says(&process, "fairlane is running").await;
     process.sigterm();
     assert_eq!(process.wait_exit(LONG).expect("it ends").code(), Some(0), "{}", process.log());
+}
+
+/// A Redis that has just answered may be slow or restart a moment later.
+#[tokio::test]
+async fn a_start_asks_again_if_redis_does_not_answer_one_of_its_commands() {
+    let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    let proxy = Proxy::start(server.tcp_addr()).await;
+    let lost = proxy.intercept(holds([":lease-key"]), 1, Interception::LoseReply);
+    let (log, url) = ("pipelines.early.handler", format!("{:?}", proxy.url()));
+    let settings = [(log, "\"log\""), ("redis.url", &*url)];
+    let process = Served::spawn(&config(&server, "early", &settings), "work,http");
+    says(&process, "asking Redis again before the start").await;
+    says(&process, "fairlane is running").await;
+    assert!(lost.has_caught());
 }
 
 #[tokio::test]
