@@ -191,7 +191,7 @@ impl Node {
     /// Restarts the process, and kills it first if it still runs.
     pub(crate) async fn restart(&mut self) {
         self.served.kill9();
-        self.served = Served::start(&self.config).await;
+        self.served = Served::start_managed(&self.config).await;
     }
 
     pub(crate) fn client(&self) -> Client {
