@@ -58,6 +58,7 @@ use crate::config::{Config, OrderBy};
 use crate::formats::Format;
 use crate::id::{BotId, RuleId};
 use crate::mongo::client::{Mongo, MongoError};
+use crate::mongo::large::LargeReads;
 use crate::pipeline::Kind;
 use crate::product::{self, OpenError, Opening, Part};
 use crate::queue::Queue;
@@ -170,6 +171,7 @@ pub(crate) struct Editor {
     queue: Queue,
     read_timeout: Duration,
     mongo: Arc<Breaker>,
+    lists: LargeReads,
 }
 
 /// Why a rule was not changed.
@@ -185,15 +187,26 @@ pub(crate) enum EditError {
 
 impl Editor {
     pub(crate) fn new(automations: Automations, queue: Queue, read_timeout: Duration) -> Self {
-        Self { automations, queue, read_timeout, mongo: Arc::new(Breaker::new("mongodb")) }
+        Self {
+            automations,
+            queue,
+            read_timeout,
+            mongo: Arc::new(Breaker::new("mongodb")),
+            lists: LargeReads::default(),
+        }
     }
 
-    /// The rules of a bot, in the order of their ids.
+    /// The rules of a bot, in the order of their ids. They may be megabytes, so a list that is late
+    /// opens no breaker.
     ///
     /// # Errors
     /// If MongoDB does not answer in time or refuses.
+    ///
+    /// # Cancel safety
+    /// The place in the line of large reads is lost.
     pub(crate) async fn rules(&self, bot: &BotId) -> Result<Vec<Stored>, Unanswered<MongoError>> {
-        self.mongo.read(self.read_timeout, self.automations.store().list(bot)).await
+        let _place = self.lists.take(bot).await;
+        self.mongo.read_much(self.read_timeout, self.automations.store().list(bot)).await
     }
 
     /// A rule; `None` if it does not exist.

@@ -1,19 +1,9 @@
-//! Reads of many documents. While their documents are not in the memory of MongoDB, they may take
-//! longer than the timeout of a read although MongoDB works. So each bot has one at a time, and a
-//! process few. A timeout does not open the circuit breaker that all tenants share.
+//! Which reads of the counters are large.
 
-use std::sync::Arc;
-
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-
-use crate::id::BotId;
-use crate::mongo::turns::{Turn, Turns};
+use crate::mongo::large::LargeReads;
 
 /// Number of documents above which a read is large.
 const DOCUMENTS: usize = 100;
-/// Maximum number of large reads of one kind in a process: one bot alone cannot use all.
-const PLACES: usize = 2;
-
 /// Whether a read of so many documents is large.
 pub(super) fn is_large(documents: usize) -> bool {
     documents > DOCUMENTS
@@ -25,59 +15,4 @@ pub(super) fn is_large(documents: usize) -> bool {
 pub(super) struct Large {
     pub(super) totals: LargeReads,
     pub(super) days: LargeReads,
-}
-
-/// Lets large reads of one kind take turns.
-#[derive(Debug, Clone)]
-pub(super) struct LargeReads {
-    bots: Turns,
-    places: Arc<Semaphore>,
-}
-
-/// The place of a large read, until it is dropped.
-pub(super) struct Place {
-    _bot: Turn,
-    _place: Option<OwnedSemaphorePermit>,
-}
-
-impl Default for LargeReads {
-    fn default() -> Self {
-        Self { bots: Turns::default(), places: Arc::new(Semaphore::new(PLACES)) }
-    }
-}
-
-impl LargeReads {
-    /// Waits for the turn of a bot, and then for a place. So each bot has one read in the line for
-    /// places.
-    ///
-    /// # Cancel safety
-    /// The place in the line is lost.
-    pub(super) async fn take(&self, bot: &BotId) -> Place {
-        let turn = self.bots.of(bot).await;
-        // The semaphore is never closed. Without a permit, reads would only exceed the limit.
-        let place = Arc::clone(&self.places).acquire_owned().await.ok();
-        Place { _bot: turn, _place: place }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use futures_util::FutureExt as _;
-
-    use super::*;
-
-    #[test]
-    fn a_bot_has_one_large_read_at_a_time_and_leaves_a_place_to_others() {
-        let reads = LargeReads::default();
-        let bot = |name: &str| BotId::parse(name).unwrap();
-        let [greedy, quiet, third] = ["greedy", "quiet", "third"].map(bot);
-        let first = reads.take(&greedy).now_or_never().unwrap();
-        assert!(reads.take(&greedy).now_or_never().is_none());
-        let other = reads.take(&quiet).now_or_never().expect("the second place");
-        assert!(reads.take(&third).now_or_never().is_none());
-        drop(other);
-        assert!(reads.take(&third).now_or_never().is_some());
-        drop(first);
-        assert!(reads.take(&greedy).now_or_never().is_some());
-    }
 }
