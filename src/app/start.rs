@@ -220,7 +220,8 @@ impl Site {
             if roles.schedule {
                 let board = DueBoard::new(queue.shard_count());
                 ears.push(Box::new(DueEar(Arc::clone(&board))));
-                let (queue, clock) = (queue.clone(), Arc::clone(clock));
+                let queue = queue.over(Arc::clone(&links.prompt));
+                let clock = Arc::clone(clock);
                 shutdown.spawn(schedule::run(queue, board, clock, shutdown.clone()));
             }
             plan.part.start(&seat);
