@@ -61,7 +61,7 @@ use self::watch::Watch;
 use super::backlog::{Backlog, TOLD_EVERY};
 use super::source::{Batch, Log, Source, Standing};
 use super::{BusError, aside};
-use crate::clock::{SharedClock, millis};
+use crate::clock::SharedClock;
 use crate::fanout::starts::LogEnd;
 use crate::fanout::{Fanout, FanoutError, Gathered, Positions, Read};
 use crate::id::Offset;
@@ -277,8 +277,7 @@ impl Reader {
         loop {
             if let Some(floors) = session.turn.next(&session.logs) {
                 self.copy_and_note(gathered, &mut session, copying).await?;
-                let now_ms = millis(self.clock.now());
-                return Err(ReadError::Turned(session.turn.ends(floors, now_ms, &session.logs)));
+                return Err(ReadError::Turned(session.turn.ends(floors, &session.logs)));
             }
             let (asked, fetched) = if let Some((asked, fetched)) = ahead.take() {
                 (asked, fetched?)
@@ -329,7 +328,11 @@ impl Reader {
             }
             // Positions are only known when no copy is in progress.
             let positions = copying.ends(&mut session).await?;
-            self.look_for_missing(&mut session, &positions)?;
+            if let Some(missing) = self.looks_for_missing(&mut session, &positions) {
+                *copying = Copying::Rests(positions);
+                self.copy_and_note(gathered, &mut session, copying).await?;
+                return Err(missing.into());
+            }
             let behind = more.then(|| self.age(session.added_ms));
             let taken = std::mem::take(&mut gathered);
             *copying = Copying::Goes(self.copy(taken, behind, positions).boxed());
@@ -402,19 +405,19 @@ impl Reader {
         }
     }
 
-    /// Ends the session when it is time to check the missing shards.
-    fn look_for_missing(
+    /// Why the session ends when it is time to check the missing shards.
+    fn looks_for_missing(
         &self,
         session: &mut Session,
         positions: &Positions,
-    ) -> Result<(), FanoutError> {
+    ) -> Option<FanoutError> {
         let missing = positions.missing();
         // A session that leaves shards out is short, and all are looked for after it.
         if missing == 0 || session.turn.leaves_out() {
-            return Ok(());
+            return None;
         }
         let look = *session.look.get_or_insert_with(|| Instant::now() + self.patience);
-        if Instant::now() < look { Ok(()) } else { Err(FanoutError::Missing(missing)) }
+        (Instant::now() >= look).then_some(FanoutError::Missing(missing))
     }
 
     async fn begin(&self, shared: &Shared) -> Result<(Session, Positions), ReadError> {
@@ -453,6 +456,7 @@ impl Reader {
             open.push(one);
         }
         let mut session = Session { left_out, ..Session::new(open, turn) };
+        session.turn.opens();
         if session.turn.leaves_out() {
             return Ok((session, positions));
         }

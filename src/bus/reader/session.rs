@@ -106,8 +106,6 @@ pub(super) struct OpenLog {
     pub(super) copied: (Offset, u64),
     /// The last entry of the last checkpoint.
     pub(super) checkpointed: Offset,
-    /// When its last entry read was added, ms since 1970; 0: not known.
-    pub(super) added_ms: u64,
     /// Where the session began to read.
     pub(super) began: Offset,
     /// What was read in turns before.
@@ -129,7 +127,6 @@ impl OpenLog {
             entries,
             copied: (at, entries),
             checkpointed: lowest,
-            added_ms: 0,
             began: at,
             known: Vec::new(),
             lag: None,
@@ -174,7 +171,7 @@ impl Session {
             count += batch.entries.len() + batch.skipped;
             bytes += batch.entries.iter().map(size).sum::<usize>();
             if batch.added_ms > 0 {
-                (self.added_ms, log.added_ms) = (batch.added_ms, batch.added_ms);
+                self.added_ms = batch.added_ms;
             }
         }
         self.turn.reads(count);

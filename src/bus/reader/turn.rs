@@ -58,10 +58,10 @@ pub(super) struct Turned {
     floors: Floors,
     /// Whether the session read for all shards.
     for_all: bool,
-    /// How old the last entry read is, ms, of the log that is farthest behind; `None`: not known.
-    behind_ms: Option<u64>,
-    /// What was read of each log.
-    read: Vec<(Arc<str>, Range)>,
+    /// How far the logs that are behind were from their ends.
+    behind: u64,
+    /// Up to where each log is copied.
+    read: Vec<(Arc<str>, Offset)>,
 }
 
 /// The turns of a reader.
@@ -69,8 +69,8 @@ pub(super) struct Turned {
 pub(super) struct Turns {
     floors: Floors,
     slice: Duration,
-    /// How far behind the last session for all shards was at its end, ms.
-    behind_ms: Option<u64>,
+    /// How far behind the last session for all shards was at its end.
+    behind: Option<u64>,
     /// Up to where the last session without the shards that are behind has read.
     front: Vec<(Arc<str>, Offset)>,
     known: Mutex<Known>,
@@ -81,7 +81,7 @@ impl Default for Turns {
         Self {
             floors: Floors::default(),
             slice: SLICE,
-            behind_ms: None,
+            behind: None,
             front: Vec::new(),
             known: Mutex::default(),
         }
@@ -97,19 +97,22 @@ impl Turns {
 
     /// What the next session leaves out.
     pub(super) fn turn(&mut self, turned: Turned) -> &Floors {
-        let known = self.known.get_mut().unwrap_or_else(PoisonError::into_inner);
-        turned.read.iter().for_each(|(log, range)| known.add(log, *range));
         if turned.for_all {
-            let both = turned.behind_ms.zip(self.behind_ms);
-            if both.is_some_and(|(behind, before)| behind >= before) {
+            if self.behind.is_some_and(|before| turned.behind >= before) {
                 self.slice = (self.slice * 2).min(SLICE_MAX);
             }
-            self.behind_ms = turned.behind_ms.or(self.behind_ms);
+            self.behind = Some(turned.behind);
         } else if turned.floors.below.is_empty() {
-            self.front = turned.read.into_iter().map(|(log, (_, up_to))| (log, up_to)).collect();
+            self.front = turned.read;
         }
         self.floors = turned.floors;
         &self.floors
+    }
+
+    /// Notes what is copied of each log. Shards that are left out, or that are missing, get it later.
+    pub(super) fn copied(&self, logs: &[OpenLog]) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        logs.iter().for_each(|log| known.add(&log.name, (log.began, log.copied.0)));
     }
 
     /// What was read of each log, and is read again for shards that are behind.
@@ -173,6 +176,11 @@ impl Turn {
         !self.floors.below.is_empty()
     }
 
+    /// The source is open. A slow one takes its time for that.
+    pub(super) fn opens(&mut self) {
+        self.opened = Instant::now();
+    }
+
     /// So many entries were read.
     pub(super) fn reads(&mut self, entries: usize) {
         if entries > 0 {
@@ -218,13 +226,23 @@ impl Turn {
     }
 
     /// The end of the session, for the turns that follow.
-    pub(super) fn ends(&self, floors: Floors, now_ms: u64, logs: &[OpenLog]) -> Turned {
-        let read = logs.iter().map(|log| (Arc::clone(&log.name), (log.began, log.copied.0)));
-        let behind = logs.iter().zip(&self.farthest).filter(|(log, farthest)| log.end < **farthest);
-        let added = behind.map(|(log, _)| log.added_ms).filter(|added| *added > 0);
-        let behind_ms = added.min().map(|added| now_ms.saturating_sub(added));
-        Turned { floors, for_all: !self.leaves_out(), behind_ms, read: read.collect() }
+    pub(super) fn ends(&self, floors: Floors, logs: &[OpenLog]) -> Turned {
+        let read = logs.iter().map(|log| (Arc::clone(&log.name), log.copied.0));
+        let behind = logs.iter().zip(self.farthest.iter().zip(&self.ends));
+        let behind = behind.filter(|(log, (farthest, _))| log.end < **farthest);
+        let behind = behind.map(|(log, (_, end))| distance(log.end, *end));
+        Turned {
+            floors,
+            for_all: !self.leaves_out(),
+            behind: behind.fold(0, u64::saturating_add),
+            read: read.collect(),
+        }
     }
+}
+
+/// How much there is to read. Offsets of one log differ either in their time, ms, or in their number.
+fn distance(from: Offset, to: Offset) -> u64 {
+    if from.ms < to.ms { to.ms - from.ms } else { to.seq.saturating_sub(from.seq) }
 }
 
 /// The offset before this one.
@@ -371,20 +389,40 @@ mod tests {
     #[test]
     fn a_slice_grows_while_the_shards_do_not_catch_up() {
         let mut turns = Turns::default();
-        let mut turned = |for_all: bool, ms: u64| {
-            let behind_ms = (ms > 0).then_some(ms);
-            turns.turn(Turned { floors: Floors::default(), for_all, behind_ms, read: Vec::new() });
+        let mut turned = |for_all: bool, behind: u64| {
+            turns.turn(Turned { floors: Floors::default(), for_all, behind, read: Vec::new() });
             turns.slice.as_secs()
         };
         assert_eq!([turned(true, 100), turned(false, 900), turned(true, 99)], [1, 1, 1]);
         assert_eq!([turned(true, 99), turned(true, 105), turned(true, 104)], [2, 4, 4]);
-        assert_eq!([turned(true, 0), turned(true, 103)], [4, 4], "it is not known once");
         for more in 105..115 {
             turned(true, more);
         }
         assert_eq!(turned(true, 1), SLICE_MAX.as_secs());
         turns.over();
         assert_eq!(turns.slice, SLICE);
+    }
+
+    /// Their events may be old, for example if they were imported into the bus.
+    #[tokio::test(start_paused = true)]
+    async fn shards_that_are_behind_catch_up_with_an_idle_bus_however_old_its_events_are() {
+        let all = || positions(&[[10, 90], [90, 90]]);
+        let (turn, _) = Turn::new(&Turns::default(), vec![at(100), at(100)], all());
+        let behind = |end| turn.ends(Floors::default(), &read_up_to([end, 90])).behind;
+        assert_eq!([behind(20), behind(30), behind(90)], [80, 70, 0]);
+        let of = |ms, seq| Offset { ms, seq };
+        assert_eq!(distance(of(3, 40), of(3, 90)), 50, "numbers of one incarnation");
+        assert_eq!(distance(of(3, 90), of(3, 40)), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_for_others_begins_when_its_slow_source_is_open() {
+        let turns = turns(floors(1, &[("x", 10), ("y", 5)]));
+        let shards = positions(&[[10, 5], [90, 90]]);
+        let (mut turn, _) = Turn::new(&turns, vec![at(100); 2], shards);
+        tokio::time::advance(SILENT).await;
+        turn.opens();
+        assert_eq!(turn.next(&read_up_to([90, 90])), None, "nothing could be read yet");
     }
 
     #[tokio::test(start_paused = true)]
