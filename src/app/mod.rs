@@ -131,7 +131,7 @@ struct Private {
     mongo: Option<PrivateMongo>,
 }
 
-/// The connections of one instance. All links but `admin` are hot: the calls of each share a
+/// The connections of one instance. All links but `admin` and `due` are hot: the calls of each share a
 /// connection per server and are pipelined on it, so no call may request a large answer.
 struct Links {
     /// Claims, reads and completions of every pool.
@@ -141,11 +141,13 @@ struct Links {
     /// Views and totals.
     views: Arc<Link>,
     /// Short calls that must not wait for those of operators: leases that receivers complete over
-    /// HTTP, the presence of the process, pushed events, due events.
+    /// HTTP, the presence of the process, pushed events.
     prompt: Arc<Link>,
     /// Calls that may be slow or rare: operators' reads and changes, listings, dead letters,
     /// audits, samples. Pooled: a large answer delays no other call.
     admin: Arc<Link>,
+    /// Due events: their answers are large, and they do not wait for reads of operators and tenants.
+    due: Arc<Link>,
 }
 
 impl fmt::Debug for App {
@@ -182,17 +184,17 @@ impl App {
             .collect();
         let link =
             |timeout| Arc::new(Link::new(target.clone(), all.clone(), FAIR_SLICE_US, timeout));
+        let pooled = || {
+            let (target, shards) = (target.clone(), all.clone());
+            Arc::new(Link::pooled(target, shards, FAIR_SLICE_US, RESPONSE_TIMEOUT))
+        };
         let links = Links {
             pool: link(POOL_TIMEOUT),
             ingest: link(INGEST_TIMEOUT),
             views: link(RESPONSE_TIMEOUT),
             prompt: link(RESPONSE_TIMEOUT),
-            admin: Arc::new(Link::pooled(
-                target.clone(),
-                all.clone(),
-                FAIR_SLICE_US,
-                RESPONSE_TIMEOUT,
-            )),
+            admin: pooled(),
+            due: pooled(),
         };
         let mut formats = Formats::new(&products, &plans, &clock);
         let mongo = needs.mongo.as_ref().ok();

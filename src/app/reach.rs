@@ -20,7 +20,7 @@ const AVAILABLE: Duration = Duration::from_secs(5);
 /// How long a start waits for a Redis that is loading its data.
 const LOADED: Duration = Duration::from_secs(60);
 /// How long a start waits for a Redis that accepts connections and does not answer: it is slow or
-/// frozen. Three answers are awaited.
+/// frozen. One answer is awaited for up to 5 s.
 const SLOW: Duration = Duration::from_secs(15);
 /// After this time without an answer, a start says that it waits.
 const SILENT: Duration = Duration::from_secs(1);
@@ -49,7 +49,7 @@ pub(super) async fn redis(config: &Config) -> Result<(), AppError> {
             answer
         } else {
             // A frozen server accepts the connection and is silent.
-            if said.is_none() {
+            if said < Some(SLOW) {
                 said = Some(SLOW);
                 let seconds = SLOW.as_secs();
                 warn!(seconds, "waiting for Redis before the start: it does not answer");
@@ -76,7 +76,7 @@ pub(super) async fn redis(config: &Config) -> Result<(), AppError> {
     }
 }
 
-/// Asks Redis again while it is unavailable. It answered a moment ago, so it is slow, or it restarts.
+/// Asks Redis again while it is unavailable: it is slow, or it restarts. Nothing else waits for it.
 ///
 /// # Errors
 /// Those of `ask`: the last one after 15 s (after 60 s if Redis loads its data), or one that waiting
@@ -99,7 +99,7 @@ pub(super) async fn again<T>(
             return Err(error.into());
         }
         if !std::mem::replace(&mut said, true) {
-            warn!(%error, seconds = patience.as_secs(), "asking Redis again before the start");
+            warn!(%error, seconds = patience.as_secs(), "Redis did not answer; asking it again");
         }
         sleep(RETRY).await;
     }

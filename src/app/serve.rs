@@ -46,7 +46,7 @@ where
         () = process.soft.cancelled() => return Ok(()),
         reached = reach::redis(&config) => reached?,
     }
-    let has_private = config.redis.url.is_none() || config.mongodb.url.is_none();
+    let has_private = config.redis.url.is_none();
     let relay = Relay::start(config, (load, builder), process.clone(), times, reloads);
     let relay = tokio::select! {
         biased;

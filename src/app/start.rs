@@ -220,7 +220,7 @@ impl Site {
             if roles.schedule {
                 let board = DueBoard::new(queue.shard_count());
                 ears.push(Box::new(DueEar(Arc::clone(&board))));
-                let queue = queue.over(Arc::clone(&links.prompt));
+                let queue = queue.over(Arc::clone(&links.due));
                 let clock = Arc::clone(clock);
                 shutdown.spawn(schedule::run(queue, board, clock, shutdown.clone()));
             }

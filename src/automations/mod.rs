@@ -205,8 +205,11 @@ impl Editor {
     /// # Cancel safety
     /// The place in the line of large reads is lost.
     pub(crate) async fn rules(&self, bot: &BotId) -> Result<Vec<Stored>, Unanswered<MongoError>> {
-        let _place = self.lists.take(bot).await;
-        self.mongo.read_much(self.read_timeout, self.automations.store().list(bot)).await
+        let list = async {
+            let _place = self.lists.take(bot).await;
+            self.automations.store().list(bot).await
+        };
+        self.mongo.read_much(self.read_timeout, list).await
     }
 
     /// A rule; `None` if it does not exist.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Json;
+use futures_util::future::try_join_all;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -175,11 +176,8 @@ impl Summary {
 
 /// Every pipeline, ordered by name.
 pub(super) async fn all(api: &Api, processes: &[Process]) -> Result<Vec<Pipeline>, Problem> {
-    let mut pipelines = Vec::new();
-    for name in api.queues.names().await? {
-        pipelines.push(Pipeline::look(api, name, processes).await?);
-    }
-    Ok(pipelines)
+    let names = api.queues.names().await?;
+    try_join_all(names.into_iter().map(|name| Pipeline::look(api, name, processes))).await
 }
 
 impl Pipeline {

@@ -25,7 +25,6 @@ impl Reader {
         let moved: Vec<_> = moved.map(|(place, log)| (place, log.copied.0)).collect();
         if !moved.is_empty() {
             self.fanout.checkpoint(&moved, positions).await?;
-            self.turns.copied(&session.logs);
         }
         if session.turn.leaves_out() {
             // What is noted is read for all shards.

@@ -327,7 +327,7 @@ impl Reader {
                 continue;
             }
             // Positions are only known when no copy is in progress.
-            let positions = copying.ends(&mut session).await?;
+            let positions = self.ends(copying, &mut session).await?;
             if let Some(missing) = self.looks_for_missing(&mut session, &positions) {
                 *copying = Copying::Rests(positions);
                 self.copy_and_note(gathered, &mut session, copying).await?;
@@ -338,7 +338,7 @@ impl Reader {
             *copying = Copying::Goes(self.copy(taken, behind, positions).boxed());
             // Nothing waits longer than the time to read the available entries.
             if !more || due {
-                let mut positions = copying.ends(&mut session).await?;
+                let mut positions = self.ends(copying, &mut session).await?;
                 if due {
                     self.checkpoint(&mut session, &mut positions).await?;
                 }
@@ -354,10 +354,21 @@ impl Reader {
         session: &mut Session,
         copying: &mut Copying<'a>,
     ) -> Result<(), ReadError> {
-        let positions = copying.ends(session).await?;
+        let positions = self.ends(copying, session).await?;
         *copying = Copying::Goes(self.copy(gathered, None, positions).boxed());
-        let mut positions = copying.ends(session).await?;
+        let mut positions = self.ends(copying, session).await?;
         self.checkpoint(session, &mut positions).await
+    }
+
+    /// Waits for the copy in progress, and notes what it copied and counted.
+    async fn ends(
+        &self,
+        copying: &mut Copying<'_>,
+        session: &mut Session,
+    ) -> Result<Positions, FanoutError> {
+        let positions = copying.ends(session).await?;
+        self.turns.copied(&session.logs);
+        Ok(positions)
     }
 
     /// How long ago an entry was added.

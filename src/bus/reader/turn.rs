@@ -59,7 +59,7 @@ pub(super) struct Turned {
     /// Whether the session read for all shards.
     for_all: bool,
     /// How far the logs that are behind were from their ends.
-    behind: u64,
+    behind: u128,
     /// Up to where each log is copied.
     read: Vec<(Arc<str>, Offset)>,
 }
@@ -70,7 +70,7 @@ pub(super) struct Turns {
     floors: Floors,
     slice: Duration,
     /// How far behind the last session for all shards was at its end.
-    behind: Option<u64>,
+    behind: Option<u128>,
     /// Up to where the last session without the shards that are behind has read.
     front: Vec<(Arc<str>, Offset)>,
     known: Mutex<Known>,
@@ -112,7 +112,9 @@ impl Turns {
     /// Notes what is copied of each log. Shards that are left out, or that are missing, get it later.
     pub(super) fn copied(&self, logs: &[OpenLog]) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        logs.iter().for_each(|log| known.add(&log.name, (log.began, log.copied.0)));
+        for log in logs {
+            known.add(&log.name, (log.began, log.copied.0));
+        }
     }
 
     /// What was read of each log, and is read again for shards that are behind.
@@ -121,7 +123,9 @@ impl Turns {
         let of = |(place, log): (usize, &Log)| {
             // A missing shard may stand anywhere.
             let lowest = positions.lowest(place).filter(|_| positions.missing() == 0);
-            known.of(&log.name, lowest.unwrap_or_default())
+            // What no shard has was lost by Redis: it is copied again, and put aside again.
+            let highest = positions.highest(place).unwrap_or_default();
+            known.of(&log.name, (lowest.unwrap_or_default(), highest))
         };
         logs.iter().enumerate().map(of).collect()
     }
@@ -231,18 +235,16 @@ impl Turn {
         let behind = logs.iter().zip(self.farthest.iter().zip(&self.ends));
         let behind = behind.filter(|(log, (farthest, _))| log.end < **farthest);
         let behind = behind.map(|(log, (_, end))| distance(log.end, *end));
-        Turned {
-            floors,
-            for_all: !self.leaves_out(),
-            behind: behind.fold(0, u64::saturating_add),
-            read: read.collect(),
-        }
+        Turned { floors, for_all: !self.leaves_out(), behind: behind.sum(), read: read.collect() }
     }
 }
 
-/// How much there is to read. Offsets of one log differ either in their time, ms, or in their number.
-fn distance(from: Offset, to: Offset) -> u64 {
-    if from.ms < to.ms { to.ms - from.ms } else { to.seq.saturating_sub(from.seq) }
+/// How much there is to read. It only shrinks if reading is faster than the log grows. First the times
+/// count, and then the numbers: those of NATS and Kafka have nearly all the same time.
+fn distance(from: Offset, to: Offset) -> u128 {
+    let ms = to.ms.saturating_sub(from.ms);
+    let numbers = if ms > 0 { u64::MAX - from.seq } else { to.seq.saturating_sub(from.seq) };
+    u128::from(ms) << 64 | u128::from(numbers)
 }
 
 /// The offset before this one.
@@ -273,11 +275,12 @@ impl Known {
         });
     }
 
-    /// The ranges of a log. Those up to `lowest` are not read again.
-    fn of(&mut self, log: &str, lowest: Offset) -> Vec<Range> {
+    /// The ranges of a log up to `highest`. Those up to `lowest` are not read again.
+    fn of(&mut self, log: &str, (lowest, highest): Range) -> Vec<Range> {
         let Some(ranges) = self.0.get_mut(log) else { return Vec::new() };
         ranges.retain(|(_, up_to)| *up_to > lowest);
-        ranges.clone()
+        let below = ranges.iter().map(|&(after, up_to)| (after, up_to.min(highest)));
+        below.filter(|(after, up_to)| after < up_to).collect()
     }
 }
 
@@ -389,7 +392,7 @@ mod tests {
     #[test]
     fn a_slice_grows_while_the_shards_do_not_catch_up() {
         let mut turns = Turns::default();
-        let mut turned = |for_all: bool, behind: u64| {
+        let mut turned = |for_all: bool, behind: u128| {
             turns.turn(Turned { floors: Floors::default(), for_all, behind, read: Vec::new() });
             turns.slice.as_secs()
         };
@@ -409,10 +412,13 @@ mod tests {
         let all = || positions(&[[10, 90], [90, 90]]);
         let (turn, _) = Turn::new(&Turns::default(), vec![at(100), at(100)], all());
         let behind = |end| turn.ends(Floors::default(), &read_up_to([end, 90])).behind;
-        assert_eq!([behind(20), behind(30), behind(90)], [80, 70, 0]);
+        assert!(behind(20) > behind(30) && behind(30) > behind(90), "by time");
+        assert_eq!(behind(90), 0);
         let of = |ms, seq| Offset { ms, seq };
         assert_eq!(distance(of(3, 40), of(3, 90)), 50, "numbers of one incarnation");
         assert_eq!(distance(of(3, 90), of(3, 40)), 0);
+        let before_a_fall = |seq| distance(of(3, seq), of(4, 90));
+        assert!(before_a_fall(50) > before_a_fall(51));
     }
 
     #[tokio::test(start_paused = true)]
@@ -459,11 +465,18 @@ mod tests {
             known.add(&log, (at(after), at(up_to)));
         }
         let both = [(at(10), at(30)), (at(80), at(97))];
-        assert_eq!(known.of("x", at(25)), both);
+        let end = at(100);
+        assert_eq!(known.of("x", (at(25), end)), both);
+        assert_eq!(
+            known.of("x", (at(25), at(85))),
+            [both[0], (at(80), at(85))],
+            "the rest was lost"
+        );
+        assert_eq!(known.of("x", (at(25), at(80))), both[..1]);
         assert!(is_in(&both, at(11)) && is_in(&both, at(30)) && is_in(&both, at(97)));
         assert!(!is_in(&both, at(10)) && !is_in(&both, at(31)) && !is_in(&both, at(98)));
-        assert_eq!(known.of("x", at(30)), both[1..]);
-        assert_eq!(known.of("y", at(0)), []);
+        assert_eq!(known.of("x", (at(30), end)), both[1..]);
+        assert_eq!(known.of("y", (at(0), end)), []);
     }
 
     #[tokio::test(start_paused = true)]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
+use futures_util::future::{FutureExt as _, OptionFuture, TryFutureExt as _, try_join_all};
 use maud::{Markup, html};
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -75,18 +76,27 @@ impl Api {
             return Ok(Arc::clone(overview));
         }
         let link = self.queues.link();
-        let processes = presence::processes(link).await?;
+        let pipelines = async {
+            let processes = presence::processes(link).await?;
+            Ok::<_, Problem>((all(self, &processes).await?, processes))
+        };
+        // `None`: events are published to another bus.
+        let stream = self.streams.iter().find(|stream| *stream == self.bus.name());
+        let bus = OptionFuture::from(stream.map(|stream| StreamView::read(link, stream)));
+        // Side by side: with a slow Redis, one after the other would exceed the limit of the page.
+        let ((pipelines, processes), trend, redis, bus) = tokio::try_join!(
+            pipelines,
+            trend::read(link, Series::Recent).map_err(Problem::from),
+            fullest(link).map_err(Problem::from),
+            bus.map(|bus| bus.transpose().map_err(Problem::from)),
+        )?;
         let overview = Arc::new(Overview {
-            pipelines: all(self, &processes).await?,
-            trend: Arc::new(trend::read(link, Series::Recent).await?),
+            pipelines,
+            trend: Arc::new(trend),
             buses: self.buses.iter().map(|bus| BusView::of(bus, &processes)).collect(),
             processes,
-            redis: fullest(link).await?,
-            bus: match self.streams.iter().find(|stream| *stream == self.bus.name()) {
-                // Events are published to another bus.
-                None => None,
-                Some(stream) => Some(StreamView::read(link, stream).await?),
-            },
+            redis,
+            bus,
             now_ms: millis(self.clock.now()),
         });
         *kept = Some((Instant::now(), Arc::clone(&overview)));
@@ -125,20 +135,19 @@ impl Api {
         {
             return Ok(Arc::clone(busiest));
         }
-        let (mut bots, mut left_out) = (Vec::new(), Vec::new());
+        let is_ranked = |Pipeline { view, .. }: &&Pipeline| {
+            view.ready + view.leased + view.parked + view.paused <= RANKED_MAX
+        };
+        let (ranked, left_out): (Vec<_>, Vec<_>) = overview.pipelines.iter().partition(is_ranked);
         let wanted = |bot: &crate::id::BotId| caller.covers(bot);
-        for Pipeline { name, view, .. } in &overview.pipelines {
-            if view.ready + view.leased + view.parked + view.paused > RANKED_MAX {
-                left_out.push(name.clone());
-                continue;
-            }
-            if view.depth == 0 {
-                continue;
-            }
-            let (queue, now) = (self.queues.of(name), self.clock.now());
+        let ranking = ranked.into_iter().filter(|of| of.view.depth > 0).map(async |of| {
+            let (queue, now) = (self.queues.of(&of.name), self.clock.now());
             let page = queue.list_bots(BotOrder::Depth, None, BUSIEST, &wanted, now).await?;
-            bots.extend(page.bots.into_iter().map(|bot| (name.clone(), bot)));
-        }
+            Ok::<_, Problem>(page.bots.into_iter().map(|bot| (of.name.clone(), bot)))
+        });
+        let ranked = try_join_all(ranking).await?;
+        let mut bots: Vec<_> = ranked.into_iter().flatten().collect();
+        let left_out = left_out.into_iter().map(|of| of.name.clone()).collect();
         bots.retain(|(_, bot)| bot.depth > 0);
         bots.sort_by_key(|(_, bot)| std::cmp::Reverse(bot.depth));
         bots.truncate(BUSIEST);
@@ -168,8 +177,8 @@ pub(super) async fn show(
         // The panel is shown even if the tables would take too long.
         let tables = async {
             let overview = api.overview().await?;
-            let busiest = api.busiest(caller, &overview).await?;
-            let points = api.trend(&overview, range).await?;
+            let ranked = api.busiest(caller, &overview);
+            let (busiest, points) = tokio::try_join!(ranked, api.trend(&overview, range))?;
             Ok::<_, Problem>((overview, busiest, points))
         };
         let (facts, tables) =

@@ -5,23 +5,26 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::event::Event;
 use fairlane::id::{BotId, PipelineName, ShardCount};
 use fairlane::queue::{PushOptions, Queue};
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::Pause;
 use fairlane::redis::{Link, POOLED_MAX, RedisError, Target};
+use futures_util::future::join_all;
 use redis::Pipeline;
 use tokio::task::JoinSet;
 
 use crate::support::config::{SHARDS, config};
 use crate::support::http::Client;
 use crate::support::instance::{Instance, queue};
-use crate::support::interceptor::Interception;
+use crate::support::interceptor::{Interception, Interceptor};
 use crate::support::proxy::{Proxy, ProxyMode, holds};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::{PROGRAM, Served};
+use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(20);
 /// The timeout of an instance.
@@ -194,6 +197,35 @@ async fn one_that_gets_no_connection_did_not_run() {
     let others: Option<u64> =
         redis::cmd("GET").arg("others").query_async(&mut direct).await.unwrap();
     assert_eq!(others, None, "what got no connection was not sent");
+}
+
+#[tokio::test]
+async fn a_due_event_does_not_wait_for_reads_of_tenants() {
+    let (server, proxy) = behind_proxy().await;
+    let (log, url) = (Log::default(), format!("{:?}", proxy.url()));
+    let config = config(&server, "test", &[("redis.url", &*url)]);
+    let instance = Instance::start(&config, log.content()).await;
+    let client = instance.client();
+    // Reads take all connections of their pool.
+    let held: Vec<_> = (1..=POOLED_MAX)
+        .map(|nth| proxy.intercept(holds(["XREVRANGE"]), nth, Interception::HoldReply))
+        .collect();
+    let reads = join_all((0..held.len()).map(|_| client.get("/v1/pipelines/test/bots/b/attempts")));
+    let handled = async {
+        eventually(LONG, "all are held", async || held.iter().all(Interceptor::has_caught)).await;
+        let (bot, due) = (bot("b"), SystemClock.now() + Duration::from_millis(200));
+        let event = Event::builder("test", &bot).build().unwrap();
+        let options = PushOptions { due: Some(due), ..PushOptions::default() };
+        instance.queue("test").push(&bot, &[event], options).await.unwrap();
+        eventually(LONG, "the due event is handled", async || log.len() == 1).await;
+    };
+    // Held reads end after 5 s.
+    tokio::select! {
+        () = handled => {}
+        _ = reads => panic!("the due event waited for reads"),
+    }
+    drop(held);
+    instance.stop().await;
 }
 
 #[tokio::test]

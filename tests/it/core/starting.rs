@@ -380,7 +380,7 @@ async fn a_start_asks_again_if_redis_does_not_answer_one_of_its_commands() {
     let (log, url) = ("pipelines.early.handler", format!("{:?}", proxy.url()));
     let settings = [(log, "\"log\""), ("redis.url", &*url)];
     let process = Served::spawn(&config(&server, "early", &settings), "work,http");
-    says(&process, "asking Redis again before the start").await;
+    says(&process, "asking it again").await;
     says(&process, "fairlane is running").await;
     assert!(lost.has_caught());
 }

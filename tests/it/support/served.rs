@@ -48,6 +48,7 @@ impl Served {
             if ended.and_then(|ended| ended.code()) != Some(UNAVAILABLE) {
                 break;
             }
+            println!("Redis was unavailable at a start:\n{}", served.log());
             served = Self::spawn(config, ALL);
         }
         served.running().await

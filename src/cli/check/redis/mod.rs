@@ -20,7 +20,7 @@ use crate::redis::{POOLED_MAX, Primary, RedisError, Server, ServerInfo};
 const OLDEST_VERSION: (u32, u32) = (7, 0);
 /// Connections that one process keeps to a server, in addition to those to its bus streams: pool,
 /// fan-out, views, small calls, wake-ups, published events with the health of HTTP, and the health
-/// of `metrics.listen`. The pool that operators' calls share adds its own.
+/// of `metrics.listen`. Two pools add their own: that of operators' calls, and that of due events.
 const CONNECTIONS: u64 = 7;
 /// Number of cluster nodes that are probed concurrently.
 const NODES_AT_ONCE: usize = 8;
@@ -147,7 +147,7 @@ async fn check_node(config: &Config, node: &Primary, at: &str) -> Vec<Finding> {
         Err(error) => return vec![refused(&name("redis"), &error)],
     };
     let uptime = duration(info.uptime_seconds * 1_000);
-    let needed = CONNECTIONS + u64::from(POOLED_MAX) + config.bus.streams.len() as u64;
+    let needed = CONNECTIONS + 2 * u64::from(POOLED_MAX) + config.bus.streams.len() as u64;
     vec![
         Finding::ok(name("redis"), format!("answers at {}, up {uptime}", node.target())),
         check_version(name("version"), &info),
