@@ -44,14 +44,15 @@ pub(crate) struct Live {
     pub(super) health: Health,
     streams: Streams,
     /// The shared cache: Redis is queried once, regardless of the number of viewers.
-    pub(super) overview: Mutex<Option<Kept<Overview>>>,
+    /// It is locked while it is read. The time says until when it is shown.
+    pub(super) overview: Arc<Mutex<Option<Kept<Overview>>>>,
     /// The points of the charts of more than 15 minutes.
     pub(super) minutes: Mutex<Option<Kept<Vec<Point>>>>,
     /// Caches per token, by its name.
     pub(super) busiest: Mutex<HashMap<Box<str>, Kept<Busiest>>>,
 }
 
-/// A result and its age.
+/// A result, and a time that is about its age.
 type Kept<T> = (Instant, Arc<T>);
 
 impl Live {

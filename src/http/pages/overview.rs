@@ -1,6 +1,7 @@
 //! The first page: every pipeline at a glance, the busiest bots, and the state of Redis, MongoDB
 //! and the processes.
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use super::super::Api;
 use super::super::auth::Caller;
 use super::super::extract::Query;
 use super::super::pipelines::{Pipeline, all};
-use super::super::problem::Problem;
+use super::super::problem::{Kind, Problem};
 use super::super::problems::findings;
 use super::glance::{Charts, pipelines};
 use super::lines::{Range, ranges};
@@ -67,14 +68,42 @@ pub(crate) struct Busiest {
 }
 
 impl Api {
-    /// The part that every token sees, at most [`FRESH`] old.
-    pub(super) async fn overview(&self) -> Result<Arc<Overview>, Problem> {
-        let mut kept = self.live.overview.lock().await;
-        if let Some((at, overview)) = &*kept
-            && at.elapsed() < FRESH
-        {
-            return Ok(Arc::clone(overview));
+    /// The part that every token sees, at most [`FRESH`] old, or as old as reading it takes.
+    ///
+    /// # Cancel safety
+    /// The read goes on, so with a slow Redis a later page has it.
+    pub(super) async fn overview(self: &Arc<Self>) -> Result<Arc<Overview>, Problem> {
+        let known = |kept: &Option<(Instant, Arc<Overview>)>| {
+            let fresh = kept.as_ref().filter(|(until, _)| Instant::now() < *until);
+            fresh.map(|(_, overview)| Arc::clone(overview))
+        };
+        loop {
+            let Ok(mut kept) = Arc::clone(&self.live.overview).try_lock_owned() else {
+                // Another page reads it. If that fails, this one tries.
+                if let Some(overview) = known(&*self.live.overview.lock().await) {
+                    return Ok(overview);
+                }
+                continue;
+            };
+            if let Some(overview) = known(&kept) {
+                return Ok(overview);
+            }
+            let (api, begun) = (Arc::clone(self), Instant::now());
+            #[expect(clippy::disallowed_methods, reason = "a page need not wait for it")]
+            let reading = tokio::spawn(async move {
+                let overview = Arc::new(api.read_overview().await?);
+                let until = Instant::now() + FRESH.max(begun.elapsed());
+                *kept = Some((until, Arc::clone(&overview)));
+                Ok(overview)
+            });
+            return reading.await.unwrap_or_else(|ended| match ended.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                Err(_) => Err(Problem::new(Kind::Unavailable, "the process stops")),
+            });
         }
+    }
+
+    async fn read_overview(&self) -> Result<Overview, Problem> {
         let link = self.queues.link();
         let pipelines = async {
             let processes = presence::processes(link).await?;
@@ -90,7 +119,7 @@ impl Api {
             fullest(link).map_err(Problem::from),
             bus.map(|bus| bus.transpose().map_err(Problem::from)),
         )?;
-        let overview = Arc::new(Overview {
+        Ok(Overview {
             pipelines,
             trend: Arc::new(trend),
             buses: self.buses.iter().map(|bus| BusView::of(bus, &processes)).collect(),
@@ -98,9 +127,7 @@ impl Api {
             redis,
             bus,
             now_ms: millis(self.clock.now()),
-        });
-        *kept = Some((Instant::now(), Arc::clone(&overview)));
-        Ok(overview)
+        })
     }
 
     /// The points of the charts of a time span.
