@@ -106,7 +106,7 @@ pub(super) async fn kill(
         let caught = interceptor.catches(Duration::from_secs(3)).await;
         node.served.kill9();
         // The last command that the process sent arrives after its death, or never.
-        if (round + place) % 2 == 0 {
+        if (round + place).is_multiple_of(2) {
             interceptor.release();
         }
         *met.lock().unwrap().entry(step).or_default() += u32::from(caught);
