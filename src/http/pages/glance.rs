@@ -4,7 +4,8 @@ use maud::{Markup, html};
 
 use super::super::pipelines::Pipeline;
 use super::lines::{Combine, Line, Range, Unit, rounded, small};
-use super::overview::{Overview, state};
+use super::overview::state;
+use super::shared::Overview;
 use super::times::aged;
 use super::{grouped, pipeline};
 use crate::id::PipelineName;

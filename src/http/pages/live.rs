@@ -19,7 +19,7 @@ use super::super::admit::Unhurried;
 use super::super::auth::Caller;
 use super::super::health::Health;
 use super::super::problem::{Kind, Problem};
-use super::overview::{Busiest, Overview};
+use super::shared::{Busiest, Overview};
 use super::streams::{self, Streams};
 use super::{Refusal, page_with};
 use crate::trend::Point;

@@ -20,6 +20,7 @@ mod publish;
 mod rule;
 mod runbook;
 mod scheduled;
+mod shared;
 mod streams;
 mod theme;
 mod times;

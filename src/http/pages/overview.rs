@@ -1,188 +1,31 @@
 //! The first page: every pipeline at a glance, the busiest bots, and the state of Redis, MongoDB
 //! and the processes.
 
-use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
-use futures_util::future::{FutureExt as _, OptionFuture, TryFutureExt as _, try_join_all};
 use maud::{Markup, html};
 use serde::Deserialize;
-use tokio::time::Instant;
 
 use super::super::Api;
 use super::super::auth::Caller;
 use super::super::extract::Query;
-use super::super::pipelines::{Pipeline, all};
-use super::super::problem::{Kind, Problem};
+use super::super::pipelines::Pipeline;
+use super::super::problem::Problem;
 use super::super::problems::findings;
 use super::glance::{Charts, pipelines};
 use super::lines::{Range, ranges};
+use super::shared::{Busiest, Overview};
 use super::times::{aged, since};
 use super::{Refusal, bot, grouped, headline, pipeline, problems};
-use crate::clock::millis;
 use crate::config::Scope;
-use crate::id::PipelineName;
-use crate::presence::{self, BusView, Process};
-use crate::problems::fullest;
-use crate::queue::{BotOrder, BotView};
-use crate::redis::{ServerInfo, StreamView};
-use crate::trend::{self, Point, Series};
+use crate::presence::BusView;
 
-/// Maximum age of the shown data, regardless of the number of viewers.
-const FRESH: Duration = Duration::from_millis(1_500);
 /// Time limit of the tables.
 const WITHIN: Duration = Duration::from_secs(3);
-/// Interval between two searches for the busiest bots.
-const BUSIEST_FRESH: Duration = Duration::from_secs(5);
-/// Number of busiest bots shown.
-const BUSIEST: usize = 10;
-/// With more bots than this in a pipeline, ranking them for the overview is too expensive.
-const RANKED_MAX: u64 = 50_000;
-/// The points of the last 24 hours change every minute.
-const MINUTES_FRESH: Duration = Duration::from_secs(15);
-
-/// The part that every token sees.
-pub(crate) struct Overview {
-    pub(super) pipelines: Vec<Pipeline>,
-    /// The last 15 minutes.
-    trend: Arc<Vec<Point>>,
-    processes: Vec<Process>,
-    redis: ServerInfo,
-    /// The Redis stream that events are published to, if any.
-    bus: Option<StreamView>,
-    /// The buses beside Redis.
-    buses: Vec<BusView>,
-    pub(super) now_ms: u64,
-}
-
-/// The longest queues among the bots of the caller.
-pub(crate) struct Busiest {
-    bots: Vec<(PipelineName, BotView)>,
-    /// Pipelines with too many bots to rank.
-    left_out: Vec<PipelineName>,
-    now_ms: u64,
-}
-
-impl Api {
-    /// The part that every token sees, at most [`FRESH`] old, or as old as reading it takes.
-    ///
-    /// # Cancel safety
-    /// The read goes on, so with a slow Redis a later page has it.
-    pub(super) async fn overview(self: &Arc<Self>) -> Result<Arc<Overview>, Problem> {
-        let known = |kept: &Option<(Instant, Arc<Overview>)>| {
-            let fresh = kept.as_ref().filter(|(until, _)| Instant::now() < *until);
-            fresh.map(|(_, overview)| Arc::clone(overview))
-        };
-        loop {
-            let Ok(mut kept) = Arc::clone(&self.live.overview).try_lock_owned() else {
-                // Another page reads it. If that fails, this one tries.
-                if let Some(overview) = known(&*self.live.overview.lock().await) {
-                    return Ok(overview);
-                }
-                continue;
-            };
-            if let Some(overview) = known(&kept) {
-                return Ok(overview);
-            }
-            let (api, begun) = (Arc::clone(self), Instant::now());
-            #[expect(clippy::disallowed_methods, reason = "a page need not wait for it")]
-            let reading = tokio::spawn(async move {
-                let overview = Arc::new(api.read_overview().await?);
-                let until = Instant::now() + FRESH.max(begun.elapsed());
-                *kept = Some((until, Arc::clone(&overview)));
-                Ok(overview)
-            });
-            return reading.await.unwrap_or_else(|ended| match ended.try_into_panic() {
-                Ok(panic) => resume_unwind(panic),
-                Err(_) => Err(Problem::new(Kind::Unavailable, "the process stops")),
-            });
-        }
-    }
-
-    async fn read_overview(&self) -> Result<Overview, Problem> {
-        let link = self.queues.link();
-        let pipelines = async {
-            let processes = presence::processes(link).await?;
-            Ok::<_, Problem>((all(self, &processes).await?, processes))
-        };
-        // `None`: events are published to another bus.
-        let stream = self.streams.iter().find(|stream| *stream == self.bus.name());
-        let bus = OptionFuture::from(stream.map(|stream| StreamView::read(link, stream)));
-        // Side by side: with a slow Redis, one after the other would exceed the limit of the page.
-        let ((pipelines, processes), trend, redis, bus) = tokio::try_join!(
-            pipelines,
-            trend::read(link, Series::Recent).map_err(Problem::from),
-            fullest(link).map_err(Problem::from),
-            bus.map(|bus| bus.transpose().map_err(Problem::from)),
-        )?;
-        Ok(Overview {
-            pipelines,
-            trend: Arc::new(trend),
-            buses: self.buses.iter().map(|bus| BusView::of(bus, &processes)).collect(),
-            processes,
-            redis,
-            bus,
-            now_ms: millis(self.clock.now()),
-        })
-    }
-
-    /// The points of the charts of a time span.
-    pub(super) async fn trend(
-        &self,
-        overview: &Overview,
-        range: Range,
-    ) -> Result<Arc<Vec<Point>>, Problem> {
-        if range.series() == Series::Recent {
-            return Ok(Arc::clone(&overview.trend));
-        }
-        let mut kept = self.live.minutes.lock().await;
-        if let Some((at, points)) = &*kept
-            && at.elapsed() < MINUTES_FRESH
-        {
-            return Ok(Arc::clone(points));
-        }
-        let points = Arc::new(trend::read(self.queues.link(), Series::Minutes).await?);
-        *kept = Some((Instant::now(), Arc::clone(&points)));
-        Ok(points)
-    }
-
-    /// The longest queues among the bots that the caller may see.
-    pub(super) async fn busiest(
-        &self,
-        caller: &Caller,
-        overview: &Overview,
-    ) -> Result<Arc<Busiest>, Problem> {
-        let mut kept = self.live.busiest.lock().await;
-        if let Some((at, busiest)) = kept.get(caller.name())
-            && at.elapsed() < BUSIEST_FRESH
-        {
-            return Ok(Arc::clone(busiest));
-        }
-        let is_ranked = |Pipeline { view, .. }: &&Pipeline| {
-            view.ready + view.leased + view.parked + view.paused <= RANKED_MAX
-        };
-        let (ranked, left_out): (Vec<_>, Vec<_>) = overview.pipelines.iter().partition(is_ranked);
-        let wanted = |bot: &crate::id::BotId| caller.covers(bot);
-        let ranking = ranked.into_iter().filter(|of| of.view.depth > 0).map(async |of| {
-            let (queue, now) = (self.queues.of(&of.name), self.clock.now());
-            let page = queue.list_bots(BotOrder::Depth, None, BUSIEST, &wanted, now).await?;
-            Ok::<_, Problem>(page.bots.into_iter().map(|bot| (of.name.clone(), bot)))
-        });
-        let ranked = try_join_all(ranking).await?;
-        let mut bots: Vec<_> = ranked.into_iter().flatten().collect();
-        let left_out = left_out.into_iter().map(|of| of.name.clone()).collect();
-        bots.retain(|(_, bot)| bot.depth > 0);
-        bots.sort_by_key(|(_, bot)| std::cmp::Reverse(bot.depth));
-        bots.truncate(BUSIEST);
-        let busiest = Arc::new(Busiest { bots, left_out, now_ms: millis(self.clock.now()) });
-        kept.insert(caller.name().into(), (Instant::now(), Arc::clone(&busiest)));
-        Ok(busiest)
-    }
-}
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -428,9 +271,10 @@ pub(super) fn bytes(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::BotId;
+    use crate::id::{BotId, PipelineName};
     use crate::presence::Pace;
-    use crate::queue::{BotState, PipelineView};
+    use crate::queue::{BotState, BotView, PipelineView};
+    use crate::redis::ServerInfo;
 
     fn overview() -> Overview {
         let view = PipelineView { depth: 1_234, dead: 2, ready: 3, ..PipelineView::default() };
