@@ -4,6 +4,7 @@ use crate::mongo::large::LargeReads;
 
 /// Number of documents above which a read is large.
 const DOCUMENTS: usize = 100;
+
 /// Whether a read of so many documents is large.
 pub(super) fn is_large(documents: usize) -> bool {
     documents > DOCUMENTS

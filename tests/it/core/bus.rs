@@ -298,19 +298,6 @@ async fn a_disabled_pipeline_holds_nothing_back() {
     instance.stop().await;
 }
 
-/// Eight events are handled, and the process says that seven entries are gone.
-async fn seven_are_missing(fleet: &Fleet) {
-    let metrics = fleet.metrics(0).await;
-    let labels = [("stream", STREAM)];
-    assert_eq!(metric(&metrics, "fairlane_bus_gap_total", &labels), Some(1.0));
-    let lines = fleet.workers[0].lines();
-    let told = |line: &&String| line.contains("ERROR") && line.contains("events are missing");
-    let line = lines.iter().find(told).unwrap_or_else(|| panic!("no error in {lines:?}"));
-    assert!(line.contains("missing=7"), "{line}");
-    let report = fleet.report();
-    assert!(report.is_clean() && report.sent == 8, "{report}");
-}
-
 #[tokio::test]
 async fn a_stream_trimmed_beyond_the_read_position_is_an_error_and_reading_continues() {
     let mut fleet = Fleet::new(Options::default(), 1, &[]);
@@ -331,7 +318,7 @@ async fn a_stream_trimmed_beyond_the_read_position_is_an_error_and_reading_conti
     assert_eq!(connection.xtrim::<_, u32>(STREAM, options).await, Ok(12));
     fleet.restart(0).await;
     fleet.drains(LONG).await;
-    seven_are_missing(&fleet).await;
+    fleet.misses_seven(STREAM).await;
 }
 
 #[tokio::test]
@@ -350,7 +337,7 @@ async fn entries_that_are_trimmed_while_the_reader_is_behind_are_an_error_too() 
     assert_eq!(connection.xtrim::<_, u32>(STREAM, options).await, Ok(12));
     fleet.workers[0].sigcont();
     fleet.drains(LONG).await;
-    seven_are_missing(&fleet).await;
+    fleet.misses_seven(STREAM).await;
 }
 
 #[tokio::test]

@@ -205,6 +205,20 @@ impl<S: RedisBackend> Fleet<S> {
         http::get(&address, "/metrics").await.1
     }
 
+    /// Asserts that the first worker says that seven entries of a log are gone, and that eight events were
+    /// handled.
+    pub(crate) async fn misses_seven(&self, log: &str) {
+        let metrics = self.metrics(0).await;
+        let gaps = http::metric(&metrics, "fairlane_bus_gap_total", &[("stream", log)]);
+        assert_eq!(gaps, Some(1.0), "{log}");
+        let lines = self.workers[0].lines();
+        let told = |line: &&String| line.contains("ERROR") && line.contains("events are missing");
+        let line = lines.iter().find(told).unwrap_or_else(|| panic!("no error in {lines:?}"));
+        assert!(line.contains("missing=7"), "{line}");
+        let report = self.report();
+        assert!(report.is_clean() && report.sent == 8, "{report}");
+    }
+
     fn logs(&self) -> Vec<PathBuf> {
         let log = |number| self.directory.path().join(format!("worker-{number}.log"));
         (1..=self.started).map(log).filter(|path| path.exists()).collect()
