@@ -113,6 +113,7 @@ fn reply(value: &Value) {
         read::<scripts::Emit>,
         read::<scripts::Enqueue>,
         read::<scripts::Heads>,
+        read::<scripts::FindDue>,
         read::<scripts::Hold>,
         read::<scripts::Letters>,
         read::<scripts::Note>,

@@ -1,5 +1,7 @@
 //! The attempts of a bot that are kept for operators: see [`crate::history`].
 
+use std::ops::RangeInclusive;
+
 use redis::{Pipeline, Value};
 
 use super::Queue;
@@ -7,10 +9,11 @@ use crate::history::{Attempt, read_failures, read_portion};
 use crate::id::BotId;
 use crate::redis::{RedisError, Reply};
 
-/// Number of entries of the stream per read.
-const PAGE: usize = 16;
-/// Maximum number of reads of the stream: enough for the default bounds of a shard.
-const PAGES: usize = 64;
+/// Number of entries of the stream in one read: few for a bot whose attempts are the last, and more and more for
+/// others, so that a distant Redis is asked a few times only.
+const PAGE: RangeInclusive<usize> = 16..=256;
+/// Maximum number of entries that are read: enough for the default bounds of a shard.
+const ENTRIES: usize = 1_024;
 
 impl Queue {
     /// The last attempts of a bot, the newest first, at most `limit`. What ended in the last second may
@@ -28,10 +31,11 @@ impl Queue {
         let failures = self.read("HGET", reply.bytes())?.unwrap_or_default();
         let mut found = read_failures(&failures);
 
-        let (mut last, mut done) = ("+".to_owned(), 0);
-        for _ in 0..PAGES {
+        let (mut last, mut done, mut read) = ("+".to_owned(), 0, 0);
+        while read < ENTRIES {
+            let count = next_page(read);
             let mut page = redis::cmd("XREVRANGE");
-            page.arg(stream).arg(&last).arg("-").arg("COUNT").arg(PAGE);
+            page.arg(stream).arg(&last).arg("-").arg("COUNT").arg(count);
             let page = self.link().command("XREVRANGE", page).await?;
             let mut page = self.read("XREVRANGE", Reply::new(page))?;
             let entries = page.len();
@@ -47,7 +51,8 @@ impl Queue {
                 done += attempts.len();
                 found.extend(attempts);
             }
-            if entries < PAGE || done >= limit {
+            read += entries;
+            if entries < count || done >= limit {
                 break;
             }
         }
@@ -55,4 +60,19 @@ impl Queue {
         found.truncate(limit);
         Ok(found)
     }
+}
+
+/// The number of entries to read next: as many as were read before.
+fn next_page(read: usize) -> usize {
+    read.clamp(*PAGE.start(), *PAGE.end())
+}
+
+#[test]
+fn a_shard_with_many_attempts_is_read_in_eight_pages() {
+    let (mut read, mut pages) = (0, Vec::new());
+    while read < ENTRIES {
+        pages.push(next_page(read));
+        read += next_page(read);
+    }
+    assert_eq!(pages, [16, 16, 32, 64, 128, 256, 256, 256]);
 }

@@ -73,8 +73,10 @@ use crate::pipeline::{Kind, Protected};
 use crate::quotas::{NO_QUOTAS, Quotas};
 use crate::rate::{BotRate, Change, Weight};
 use crate::redis::keys::ShardKeys;
-use crate::redis::scripts::{Limits, Promote, Promoted, Purge, Push, Pushed, Revoke, Set};
-use crate::redis::{Link, RedisError, Reply};
+use crate::redis::scripts::{
+    Due, FindDue, Limits, Promote, Promoted, Purge, Push, Pushed, Revoke, Set,
+};
+use crate::redis::{Link, RedisError};
 
 /// One slice in virtual time while bots compete. A bot whose last finish is at most this far ahead
 /// of the clock counts as quiet. Slices shrink to this length while more bots are ready than there
@@ -123,6 +125,8 @@ impl fmt::Display for BotChange {
 
 /// Maximum number of delayed events moved by one call.
 pub const PROMOTE_BATCH: usize = 100;
+/// Maximum number of their bytes, but at least one event: the script reads all of them while Redis waits.
+const PROMOTE_BYTES: usize = 4 << 20;
 
 /// The queues of one pipeline, over one link. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -334,43 +338,22 @@ impl Queue {
     }
 
     /// Moves delayed events of one shard that are due at `now` into the queues, oldest first, at
-    /// most [`PROMOTE_BATCH`]. The script compares with the server's clock, so no event moves
-    /// early.
+    /// most [`PROMOTE_BATCH`] and 4 MiB of them. The script compares with the server's clock, so no
+    /// event moves early.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
     pub async fn promote(&self, shard: Shard, now: Duration) -> Result<Promoted, RedisError> {
         let keys = self.keys(shard);
-        let misread = |source| self.link.misread("ZRANGE", source);
-        let mut first = redis::cmd("ZRANGE");
-        first.arg(&keys.due).arg(0).arg(PROMOTE_BATCH - 1).arg("WITHSCORES");
-        let first = self.link.command("ZRANGE", first).await?;
-        let mut first = Reply::new(first).map_err(misread)?;
-        let (mut ids, mut next_ms) = (Vec::new(), None);
-        while first.len() > 0 {
-            let (id, due) = (first.text().map_err(misread)?, first.score().map_err(misread)?);
-            let due = due.and_then(|due| u64::try_from(due).ok()).unwrap_or_default();
-            if due > crate::clock::millis(now) {
-                next_ms = Some(due);
-                break;
-            }
-            ids.push(id);
-        }
-        if ids.is_empty() {
-            return Ok(Promoted { moved: 0, next_ms });
-        }
-        let stored = redis::Cmd::hmget(&keys.later, &ids);
-        let mut stored = Reply::new(self.link.command("HMGET", stored).await?).map_err(misread)?;
-        let mut events = Vec::with_capacity(ids.len());
-        for id in ids {
-            let entry = stored.bytes().map_err(misread)?;
-            // If the entry is missing, another scheduler moved the event meanwhile.
-            if let Some(bot) = entry.as_deref().and_then(delayed_bot) {
-                events.push((id, bot));
-            }
-        }
+        let find = FindDue {
+            keys,
+            now_ms: crate::clock::millis(now),
+            most: PROMOTE_BATCH,
+            bytes: PROMOTE_BYTES,
+        };
+        let Due { next_ms, events } = self.link.call(&find).await?;
         if events.is_empty() {
-            return Ok(Promoted { moved: 0, next_ms: Some(crate::clock::millis(now)) });
+            return Ok(Promoted { moved: 0, next_ms });
         }
         let promote = Promote { keys, slice_us: self.limits.slice_us, events: &events };
         self.link.call(&promote).await

@@ -327,6 +327,50 @@ impl Call for Push<'_> {
     }
 }
 
+/// `lua/due.lua`.
+#[derive(Debug)]
+pub struct FindDue<'a> {
+    /// The shard.
+    pub keys: &'a ShardKeys,
+    /// The caller's clock, ms since 1970.
+    pub now_ms: u64,
+    /// Maximum number of events.
+    pub most: usize,
+    /// Maximum number of bytes of these events, but at least one event.
+    pub bytes: usize,
+}
+
+/// The delayed events that are due.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Due {
+    /// When the next event is due that is not due yet, ms since 1970. `None` also if there are more due events.
+    pub next_ms: Option<u64>,
+    /// Ids and bots, oldest first.
+    pub events: Vec<(String, BotId)>,
+}
+
+impl Call for FindDue<'_> {
+    type Reply = Due;
+    const NAME: &'static str = "due";
+    const LASTING: bool = false;
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::due, 2);
+        cmd.arg(&self.keys.due).arg(&self.keys.later);
+        cmd.arg(self.now_ms).arg(self.most).arg(self.bytes);
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Due, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let (next_ms, mut events) = (reply.optional()?, Vec::with_capacity(reply.len() / 2));
+        while reply.len() > 0 {
+            events.push((reply.text()?, reply.parsed()?));
+        }
+        Ok(Due { next_ms, events })
+    }
+}
+
 /// `lua/promote.lua`.
 #[derive(Debug)]
 pub struct Promote<'a> {

@@ -20,8 +20,8 @@ use redis::{Cmd, Value};
 
 use self::assemble::assemble;
 pub use self::copy::{
-    Advance, Advanced, Emit, Enqueue, Enqueued, EventName, Promote, Promoted, Push, Pushed,
-    Repeats, Span, Take, Taken, TakenLease,
+    Advance, Advanced, Due, Emit, Enqueue, Enqueued, EventName, FindDue, Promote, Promoted, Push,
+    Pushed, Repeats, Span, Take, Taken, TakenLease,
 };
 pub use self::history::{Kept, Record};
 pub use self::holdings::{Audit, Audited, DropLetters, Dropping};
@@ -118,7 +118,7 @@ pub(crate) use scripts;
 scripts! {
     SCRIPTS:
     enqueue "enqueue" COPIES, push "push" QUEUES, claim "claim" QUEUES, complete "complete" LEDGERS,
-    promote "promote" QUEUES, pause "pause" QUEUES, resume "resume" QUEUES, purge "purge" QUEUES,
+    promote "promote" QUEUES, due "due" ALONE, pause "pause" QUEUES, resume "resume" QUEUES, purge "purge" QUEUES,
     redrive "redrive" QUEUES, recount "recount" LEDGERS, revoke "revoke" QUEUES,
     recover "recover" QUEUES, reconcile "reconcile" QUEUES, drop_letters "drop_letters" QUEUES,
     audit "audit" QUEUES,

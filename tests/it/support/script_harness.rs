@@ -112,6 +112,7 @@ impl ScriptHarness {
             "claim",
             "complete",
             "promote",
+            "due",
             "pause",
             "resume",
             "purge",

@@ -1,8 +1,10 @@
 //! Delayed events, and the wake-ups that processes get for them.
 
+use fairlane::id::BotId;
 use fairlane::redis::scripts::{
-    Completion, Exception, Fate, Limits, Mode, Pause, Promote, Promoted, Push, Resume,
+    Completion, Due, Exception, Fate, FindDue, Limits, Mode, Pause, Promote, Promoted, Push, Resume,
 };
+use redis::Commands as _;
 
 use super::{LIMITS, NOW, SLICE_US, Shard, TTL_MS, bot, claim_all, completion};
 
@@ -45,6 +47,38 @@ fn a_delayed_event_comes_back_whole_on_time_and_with_a_new_sequence() {
     let expected = [(sequence, "pushed".into()), (sequence + 1_000, "handled".into())];
     assert_eq!(shard.queue("a"), expected);
     assert_eq!(shard.claim(at(due_ms + 1)).leases.len(), 1);
+}
+
+#[test]
+fn due_events_are_found_oldest_first_up_to_a_number_and_a_size() {
+    let mut shard = Shard::new();
+    let keys = &shard.keys.clone();
+    let mut ids = Vec::new();
+    for (name, due_ms, bytes) in [("a", 3, 10), ("12:34", 1, 100), ("b", 2, 20), ("a", 9, 1)] {
+        let (bot, events) = (&bot(name), [vec![b'x'; bytes]]);
+        let due_ms = NOW_MS + due_ms;
+        let push = Push { keys, limits: LIMITS, bot, events: &events, due_ms, idempotency: None };
+        ids.push((shard.call(NOW, &push).sequence.to_string(), bot.clone()));
+    }
+    let [a, long, b, _] = ids.try_into().expect("four events");
+    let find = |shard: &mut Shard, now_ms: u64, most, bytes| {
+        let now_ms = NOW_MS + now_ms;
+        shard.call(NOW, &FindDue { keys, now_ms, most, bytes })
+    };
+    let due = |next_ms: Option<u64>, events: &[&(String, BotId)]| Due {
+        next_ms: next_ms.map(|ms| NOW_MS + ms),
+        events: events.iter().map(|&event| event.clone()).collect(),
+    };
+    assert_eq!(find(&mut shard, 0, 100, 1_000), due(Some(1), &[]));
+    assert_eq!(find(&mut shard, 1, 100, 1_000), due(Some(2), &[&long]));
+    assert_eq!(find(&mut shard, 8, 100, 1_000), due(Some(9), &[&long, &b, &a]));
+    assert_eq!(find(&mut shard, 8, 2, 1_000), due(None, &[&long, &b]), "at most two");
+    // An event is stored with its bot, so the first two have 107 and 23 bytes, and the third 13.
+    assert_eq!(find(&mut shard, 8, 100, 143), due(Some(9), &[&long, &b, &a]));
+    assert_eq!(find(&mut shard, 8, 100, 142), due(None, &[&long, &b]));
+    assert_eq!(find(&mut shard, 8, 100, 1), due(None, &[&long]), "at least one");
+    let _: () = shard.harness.plain().hdel(&keys.later, &long.0).unwrap();
+    assert_eq!(find(&mut shard, 8, 100, 1_000), due(Some(9), &[&b, &a]), "an id without an event");
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use fairlane::id::{BotId, Offset, Prefix};
 use fairlane::redis::scripts::{
-    Advance, Claim, Completion, Emit, Enqueue, Exception, Fate, Heads, Hold, Limits, Mode, Note,
-    Promote, Push, ReadSlice, Recover, Redrive, Replay, Span, Take, Trim,
+    Advance, Claim, Completion, Emit, Enqueue, Exception, Fate, FindDue, Heads, Hold, Limits, Mode,
+    Note, Promote, Push, ReadSlice, Recover, Redrive, Replay, Span, Take, Trim,
 };
 use redis::Commands as _;
 use redis::streams::StreamRangeReply;
@@ -224,6 +224,8 @@ pub(super) async fn delays<M: Meter>(stage: &mut Stage<M>) {
             let pushed = stage.call(&push).await;
             events.push((pushed.sequence.to_string(), bot.clone()));
         }
+        let find = FindDue { keys, now_ms: 1, most: 100, bytes: 1 << 20 };
+        assert_eq!(stage.measure(situation, &find).await.events, events);
         let promote = Promote { keys, slice_us: SLICE_US, events: &events };
         let promoted = stage.measure(situation, &promote).await;
         assert_eq!(promoted.moved, count as u64, "{situation}");
