@@ -180,7 +180,8 @@ impl Failure {
         Self::new(FailureKind::Unavailable, Some(at), reason.into())
     }
 
-    /// Sets the minimum time before a retry.
+    /// Sets the minimum time before a retry. For [`Failure::unavailable`], it is the time: it says that the
+    /// target can be reached, so the pause does not grow with an outage.
     #[must_use]
     pub fn retry_after(mut self, delay: Duration) -> Self {
         self.retry_after = Some(delay);
@@ -189,6 +190,11 @@ impl Failure {
 
     pub(crate) fn is_unavailable(&self) -> bool {
         self.kind == FailureKind::Unavailable
+    }
+
+    /// Whether the target was not reached, or did not say when it can be asked again.
+    pub(crate) fn is_outage(&self) -> bool {
+        self.is_unavailable() && self.retry_after.is_none()
     }
 
     pub(crate) fn unknown(reason: String) -> Self {

@@ -5,7 +5,7 @@
 //!
 //! | answer | meaning |
 //! |---|---|
-//! | 200 or 204, without `ack` | all events are done |
+//! | 200 or 204, without `ack` | all events are done; JSON that cannot be read is a failure |
 //! | 200 `{"ack":k}` | the first k are done, the rest is retried in order |
 //! | 200 `{"ack":k,"retry_after":s}` | the first k are done, the rest is sent in order after s seconds; no attempt is counted |
 //! | 202 | the receiver completes the lease later, by `/v1/leases/{lease}` |
@@ -24,7 +24,7 @@ use crate::id::{BotId, PipelineName};
 use crate::outbound::answer::excerpt;
 use crate::outbound::sign::{self, MessageId, Purpose, Secret};
 use crate::outbound::{
-    self, CheckedUrl, HeaderMap, Method, Outbound, OutboundError, Request, StatusCode,
+    self, CheckedUrl, Cut, HeaderMap, Method, Outbound, OutboundError, Request, StatusCode,
 };
 use crate::trace::{self, SliceTrace, Span};
 
@@ -32,8 +32,13 @@ use crate::trace::{self, SliceTrace, Span};
 /// of the timeout, and at most by this.
 const EARLIER: Duration = Duration::from_millis(250);
 
+/// Maximum wait for a place at the receiver: the time in the signature must not become too old.
+const PLACE: Duration = Duration::from_secs(60);
+
 /// Maximum pause that an answer may ask for, in seconds: a day, as for `Retry-After`.
 const PAUSE_MAX_SECONDS: f64 = 86_400.0;
+/// Minimum pause after an answer that acknowledges nothing: less would be a busy loop.
+const PAUSE_WITHOUT_PROGRESS: Duration = Duration::from_secs(1);
 
 /// Posts the slices of one pipeline to one URL.
 #[derive(Debug)]
@@ -96,7 +101,8 @@ impl PushHandler {
             headers,
             body,
             deadline: started + self.timeout,
-            place_by: started + self.timeout / 2,
+            // A connection may take half of the `handler_timeout` behind the wait.
+            place_by: started + (self.timeout * 2 / 5).min(PLACE),
             keep_connection: true,
             tell_deadline: true,
         };
@@ -191,11 +197,21 @@ fn noted(judged: Result<Answer, Failure>, answer: &outbound::Answer) -> Result<A
 }
 
 fn acknowledged(answer: &outbound::Answer, n: usize) -> Result<Answer, Failure> {
-    let body = answer
-        .whole()
-        .map_err(|error| Failure::unknown(format!("{}: {error}", answer.status.as_u16())))?;
+    let body = answer.whole().map_err(|cut| {
+        let reason = format!("the receiver answered {}: {cut}", answer.status.as_u16());
+        if *cut == Cut::TimedOut { Failure::timed_out(reason) } else { Failure::unknown(reason) }
+    })?;
     let all = Ok(Answer::Settled(Outcomes::done()));
-    let Ok(Value::Object(fields)) = serde_json::from_slice(body) else { return all };
+    let fields = match serde_json::from_slice(body) {
+        Ok(Value::Object(fields)) => fields,
+        Err(error) if may_say_ack(body) => {
+            return Err(Failure::unknown(format!(
+                "{}, which is not readable JSON: {error}; the receiver must send a JSON object alone, or a text without \"ack\"",
+                answer.refusal()
+            )));
+        }
+        _ => return all,
+    };
     let pause = fields.get("retry_after").map(pause).transpose()?;
     let Some(ack) = fields.get("ack") else {
         // Without the number, a pause says that not all are done.
@@ -208,7 +224,10 @@ fn acknowledged(answer: &outbound::Answer, n: usize) -> Result<Answer, Failure> 
     match count {
         Some(count) if count == n => all,
         Some(count) if count < n => match pause {
-            Some(rest) => Ok(Answer::Settled(Outcomes::first(count).rest_after(rest))),
+            Some(rest) => {
+                let at_least = if count == 0 { PAUSE_WITHOUT_PROGRESS } else { Duration::ZERO };
+                Ok(Answer::Settled(Outcomes::first(count).rest_after(rest.max(at_least))))
+            }
             None => Err(Failure::transient(count, acknowledgement(count, n))),
         },
         _ => {
@@ -217,6 +236,14 @@ fn acknowledged(answer: &outbound::Answer, n: usize) -> Result<Answer, Failure> 
             Err(Failure::unknown(format!("the receiver acknowledged {ack}; {allowed}")))
         }
     }
+}
+
+/// Whether a body that is not JSON may be meant to say how many events are done: an object that is cut off or
+/// has a text around it.
+fn may_say_ack(body: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(body);
+    let text = text.trim_start_matches('\u{feff}').trim_ascii_start();
+    text.starts_with('{') || text.contains("\"ack\"")
 }
 
 /// The pause in an answer, in seconds.
@@ -244,7 +271,7 @@ mod tests {
             status: StatusCode::from_u16(status).unwrap(),
             headers: HeaderMap::new(),
             body: body.as_bytes().to_vec(),
-            cut: false,
+            cut: None,
         }
     }
 
@@ -278,7 +305,9 @@ mod tests {
 
     #[test]
     fn the_rest_of_a_part_comes_after_the_pause_that_the_receiver_asks_for() {
-        for (count, text, ms) in [(0, "2.5", 2_500), (1, "0", 0), (2, "86400", 86_400_000)] {
+        // Without progress, the receiver is asked again after a second at the earliest.
+        let cases = [(0, "2.5", 2_500), (0, "0", 1_000), (1, "0", 0), (2, "86400", 86_400_000)];
+        for (count, text, ms) in cases {
             let body = format!(r#"{{"ack":{count},"retry_after":{text}}}"#);
             let rest = Duration::from_millis(ms);
             let outcomes = Outcomes::first(count).rest_after(rest);
@@ -301,9 +330,39 @@ mod tests {
             assert!(failure.reason.contains("must be a whole number from 0 to 3"), "{failure:?}");
             assert_eq!(failure, Failure::unknown(failure.reason.clone()));
         }
-        let mut long = answer(200, "");
-        long.cut = true;
-        assert!(judge(&long, 3, NOW).unwrap_err().reason.contains("more than 65536 bytes"));
+    }
+
+    #[test]
+    fn an_answer_without_its_whole_body_is_judged_by_its_status_unless_that_is_200() {
+        let half = |status, cut| outbound::Answer { cut: Some(cut), ..answer(status, "{") };
+        let broken = || Cut::Broken("reset".to_owned());
+        for cut in [Cut::TooBig, Cut::TimedOut, broken()] {
+            assert_eq!(judge(&half(202, cut.clone()), 3, NOW), Ok(Answer::Accepted), "{cut}");
+            let mut busy = half(503, cut.clone());
+            busy.headers.insert("retry-after", "7".parse().unwrap());
+            assert!(judge(&busy, 3, NOW).unwrap_err().is_unavailable(), "{cut}");
+            let failure = judge(&half(200, cut.clone()), 3, NOW).unwrap_err();
+            assert!(failure.reason.contains(&cut.to_string()), "{failure:?}");
+            assert_eq!(failure.timed_out, cut == Cut::TimedOut);
+        }
+    }
+
+    #[test]
+    fn a_success_with_json_that_cannot_be_read_is_no_acknowledgement_of_all_events() {
+        for body in [
+            r#"{"ack":2"#,
+            " {\"ack\":2}\nbye",
+            "\u{feff}{\"ack\":2}",
+            "<br>Notice: x {\"ack\":2}",
+            "{oops}",
+        ] {
+            let failure = judged(200, body).unwrap_err();
+            assert!(failure.reason.contains("not readable JSON"), "{failure:?}");
+            assert_eq!(failure, Failure::unknown(failure.reason.clone()));
+        }
+        for body in ["OK, thanks", "<html>done</html>", "[1", "ack"] {
+            assert_eq!(judged(200, body), Ok(Answer::Settled(Outcomes::done())), "{body}");
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::outbound::breakers::{Breakers, Outcome, Permission, Target};
 use crate::outbound::headers::HeaderSets;
 use crate::outbound::sign::{self, Secret};
 use crate::outbound::{
-    Answer, CheckedUrl, HeaderMap, Method, Outbound, OutboundError, Request, StatusCode,
+    Answer, CheckedUrl, Cut, HeaderMap, Method, Outbound, OutboundError, Request, StatusCode,
 };
 use crate::trace::{self, Span, TraceContext, Tracer};
 
@@ -213,8 +213,13 @@ fn rechecked(answer: &Answer, attempts: u32, now: Duration) -> Result<(), Ending
     if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
         return Err(again(answer, attempts, now, "the recheck: "));
     }
+    if status.is_success()
+        && let Some(cut @ (Cut::TimedOut | Cut::Broken(_))) = &answer.cut
+    {
+        return Err(Ending::Retry(pause(attempts), format!("the recheck: {cut}")));
+    }
     let is_ok = status.is_success()
-        && !answer.cut
+        && answer.cut.is_none()
         && answer.body.len() <= OK_MAX_BYTES
         && answer.body.trim_ascii().eq_ignore_ascii_case(b"ok");
     if is_ok { Ok(()) } else { Err(Ending::Refused(format!("the recheck: {}", answer.refusal()))) }
@@ -252,7 +257,7 @@ mod tests {
             status: StatusCode::from_u16(status).unwrap(),
             headers: HeaderMap::new(),
             body: body.as_bytes().to_vec(),
-            cut: false,
+            cut: None,
         }
     }
 
@@ -274,15 +279,20 @@ mod tests {
                 _ => assert!(matches!(ending, Err(Ending::Refused(_))), "{status}"),
             }
         }
-        let mut cut = answer(200, "ok");
-        cut.cut = true;
-        assert!(matches!(rechecked(&cut, 1, NOW), Err(Ending::Refused(_))));
+        let cut = |cut| Answer { cut: Some(cut), ..answer(200, "ok") };
+        assert!(matches!(rechecked(&cut(Cut::TooBig), 1, NOW), Err(Ending::Refused(_))));
+        for half in [Cut::TimedOut, Cut::Broken("reset".to_owned())] {
+            let ending = rechecked(&cut(half.clone()), 1, NOW);
+            assert!(matches!(ending, Err(Ending::Retry(..))), "it may have been an ok: {half}");
+        }
     }
 
     #[test]
     fn any_success_is_sent_gone_is_final_and_the_rest_is_tried_again() {
         for status in [200, 201, 202, 204, 299] {
             assert_eq!(sent(&answer(status, ""), 1, NOW), Ok(()));
+            let half = Answer { cut: Some(Cut::TimedOut), ..answer(status, "a") };
+            assert_eq!(sent(&half, 1, NOW), Ok(()), "the status says it");
         }
         assert!(matches!(sent(&answer(410, ""), 1, NOW), Err(Ending::Dead(_))));
         for status in [301, 302, 400, 401, 404, 408, 429, 500, 502, 503] {

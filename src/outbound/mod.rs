@@ -36,8 +36,9 @@ use crate::id::BotId;
 pub const ANSWER_MAX_BYTES: usize = 64 * 1024;
 /// Maximum time to connect, including name resolution and TLS.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// An idle connection is closed after this time, before common servers close it.
-pub(crate) const IDLE: Duration = Duration::from_secs(30);
+/// An idle connection is closed after this time, before common servers close it: many do after 5 s. A request
+/// that meets the end of its connection fails, and it is unknown whether it was handled.
+pub(crate) const IDLE: Duration = Duration::from_secs(4);
 /// Maximum number of idle connections of tenants to one host.
 const TENANTS_IDLE_MAX: usize = 16;
 const DEADLINE: HeaderName = HeaderName::from_static("x-deadline-ms");
@@ -98,19 +99,33 @@ pub struct Answer {
     pub status: StatusCode,
     /// The headers.
     pub headers: HeaderMap,
-    /// The body, or the first [`ANSWER_MAX_BYTES`] of it.
+    /// The body, or what was read of it.
     pub body: Vec<u8>,
-    /// Whether the body was longer. The rest was not read.
-    pub cut: bool,
+    /// Why the body is not complete, if it is not. The status and the headers say what they say.
+    pub cut: Option<Cut>,
+}
+
+/// Why the body of an answer is not complete.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Cut {
+    /// It has more than [`ANSWER_MAX_BYTES`]. The rest was not read.
+    #[error("the answer has more than {ANSWER_MAX_BYTES} bytes")]
+    TooBig,
+    /// The deadline passed.
+    #[error("the answer did not end in time")]
+    TimedOut,
+    /// The connection broke.
+    #[error("the connection broke within the answer: {0}")]
+    Broken(String),
 }
 
 impl Answer {
     /// The complete body.
     ///
     /// # Errors
-    /// [`OutboundError::TooBig`] if it was longer than [`ANSWER_MAX_BYTES`].
-    pub fn whole(&self) -> Result<&[u8], OutboundError> {
-        if self.cut { Err(OutboundError::TooBig) } else { Ok(&self.body) }
+    /// Why it is not complete.
+    pub fn whole(&self) -> Result<&[u8], &Cut> {
+        self.cut.as_ref().map_or(Ok(&self.body), Err)
     }
 }
 
@@ -143,9 +158,6 @@ pub enum OutboundError {
     /// The connection broke. The server may or may not have handled the request.
     #[error("the connection broke: {}", Root(.0))]
     Broken(#[source] reqwest::Error),
-    /// The body has more than [`ANSWER_MAX_BYTES`].
-    #[error("the answer has more than {ANSWER_MAX_BYTES} bytes")]
-    TooBig,
 }
 
 impl OutboundError {
@@ -281,10 +293,11 @@ impl Outbound {
         }
         let request = client.request(method, url.expose().clone()).headers(headers).body(body);
         let exchange = CALLER.scope(bot.clone(), async {
-            let answer = request.send().await.map_err(unanswered)?;
-            read(answer).await
+            let head = timeout_at(deadline, request.send()).await;
+            let answer = head.map_err(|_| OutboundError::TimedOut)?.map_err(unanswered)?;
+            Ok(read(answer, deadline).await)
         });
-        timeout_at(deadline, exchange).await.unwrap_or(Err(OutboundError::TimedOut))
+        exchange.await
     }
 }
 
@@ -326,18 +339,21 @@ fn unanswered(error: reqwest::Error) -> OutboundError {
     if error.is_connect() { OutboundError::NotReached(error) } else { OutboundError::Broken(error) }
 }
 
-async fn read(mut answer: reqwest::Response) -> Result<Answer, OutboundError> {
+/// Reads the body. An answer that has its head is an answer, whatever happens to its body.
+async fn read(mut answer: reqwest::Response, deadline: Instant) -> Answer {
     let mut body = Vec::new();
-    let mut cut = false;
-    while let Some(chunk) =
-        answer.chunk().await.map_err(|error| OutboundError::Broken(error.without_url()))?
-    {
+    let cut = loop {
+        let chunk = match timeout_at(deadline, answer.chunk()).await {
+            Ok(Ok(Some(chunk))) => chunk,
+            Ok(Ok(None)) => break None,
+            Ok(Err(error)) => break Some(Cut::Broken(Root(&error.without_url()).to_string())),
+            Err(_) => break Some(Cut::TimedOut),
+        };
         let room = ANSWER_MAX_BYTES - body.len();
         body.extend_from_slice(&chunk[..chunk.len().min(room)]);
         if chunk.len() > room {
-            cut = true;
-            break;
+            break Some(Cut::TooBig);
         }
-    }
-    Ok(Answer { status: answer.status(), headers: std::mem::take(answer.headers_mut()), body, cut })
+    };
+    Answer { status: answer.status(), headers: std::mem::take(answer.headers_mut()), body, cut }
 }

@@ -6,6 +6,9 @@
 //! Each look-up has a place ([`Places`]), so that a bot whose names do not resolve leaves places for
 //! the names of other bots. Names in the configuration and names of tenants have a resolver of
 //! their own each, with its own places and its own cache.
+//!
+//! The cache keeps some addresses of each name. That of the library would keep whole answers, and a tenant
+//! decides how large the answers for its names are: up to 64 KiB each, which take more than a megabyte.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,21 +18,26 @@ use hickory_resolver::TokioResolver;
 use hickory_resolver::config::{
     ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolverConfig, ResolverOpts,
 };
-use hickory_resolver::net::NetError;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::system_conf::read_system_conf;
+use moka::Expiry;
+use moka::sync::Cache;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use tokio::time::timeout;
 
 use super::address::{AddressRefused, Policy};
 use super::places::Places;
 use crate::id::BotId;
+use crate::telemetry::OncePerMinute;
 
 /// Maximum number of concurrent look-ups of a process: of tenants' names, and of those in the
 /// configuration.
 const LOOKUPS: usize = 64;
-/// Maximum number of answers in a cache.
+/// Maximum number of names in a cache.
 const CACHE: u64 = 8_192;
+/// Maximum number of addresses of a name that are used.
+const ADDRESSES: usize = 16;
 /// The bounds of how long an answer is kept, whatever its record says: a change is known after
 /// these times.
 const KEEP_MAX: Duration = Duration::from_secs(300);
@@ -43,6 +51,9 @@ const FILES: [&str; 2] = ["/etc/resolv.conf", "/etc/hosts"];
 /// The name server of a machine that names none.
 const THIS_MACHINE: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 53);
+
+/// Limits the log line about names at addresses that are not allowed.
+static REFUSED: OncePerMinute = OncePerMinute::new();
 
 tokio::task_local! {
     /// The bot whose request makes the connection.
@@ -78,8 +89,6 @@ pub(crate) enum LookupError {
 impl From<NetError> for LookupError {
     fn from(error: NetError) -> Self {
         match error {
-            error if error.is_nx_domain() => Self::NoSuchName,
-            error if error.is_no_records_found() => Self::NoAddress,
             NetError::Timeout => Self::Silent,
             error => Self::Failed(error),
         }
@@ -96,7 +105,7 @@ pub(crate) struct System {
 
 /// What the files said.
 struct Current {
-    resolver: TokioResolver,
+    names: Names,
     changed: [Option<SystemTime>; FILES.len()],
     looked: Instant,
 }
@@ -112,7 +121,7 @@ impl System {
     ) -> Result<Self, NetError> {
         let current = Current {
             changed: FILES.map(changed),
-            resolver: resolver(name_servers, within)?,
+            names: Names::new(name_servers, within)?,
             looked: Instant::now(),
         };
         let (name_servers, current) = (Arc::clone(name_servers), Mutex::new(current));
@@ -127,25 +136,25 @@ impl System {
     /// # Cancel safety
     /// The look-up ends.
     pub(crate) async fn look_up(&self, name: &str) -> Result<Vec<SocketAddr>, LookupError> {
-        look_up(&self.current(), self.within, name).await
+        self.current().look_up(name).await
     }
 
     /// The resolver, created again after a change of the files.
-    fn current(&self) -> TokioResolver {
+    fn current(&self) -> Names {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.looked.elapsed() >= LOOK_AGAIN {
             current.looked = Instant::now();
             let changed = FILES.map(changed);
             if changed != current.changed {
-                match resolver(&self.name_servers, self.within) {
-                    Ok(resolver) => (current.resolver, current.changed) = (resolver, changed),
+                match Names::new(&self.name_servers, self.within) {
+                    Ok(names) => (current.names, current.changed) = (names, changed),
                     Err(error) => {
                         tracing::warn!(%error, "cannot use the changed settings of the name servers");
                     }
                 }
             }
         }
-        current.resolver.clone()
+        current.names.clone()
     }
 }
 
@@ -155,15 +164,84 @@ impl std::fmt::Debug for System {
     }
 }
 
-async fn look_up(
-    resolver: &TokioResolver,
+/// A resolver, and what it has found lately.
+#[derive(Clone)]
+struct Names {
+    resolver: TokioResolver,
     within: Duration,
-    name: &str,
-) -> Result<Vec<SocketAddr>, LookupError> {
-    let found = timeout(within, resolver.lookup_ip(name)).await;
-    let found = found.map_err(|_| LookupError::Silent)??;
-    let addresses: Vec<SocketAddr> = found.iter().map(|address| (address, 0).into()).collect();
-    if addresses.is_empty() { Err(LookupError::NoAddress) } else { Ok(addresses) }
+    found: Cache<String, Found>,
+}
+
+/// What is known of a name.
+#[derive(Debug, Clone)]
+struct Found {
+    /// None: there is no such name, or it has no address.
+    addresses: Arc<[SocketAddr]>,
+    exists: bool,
+    keep: Duration,
+}
+
+/// Each name is kept for its own time.
+struct UntilStale;
+
+impl Expiry<String, Found> for UntilStale {
+    fn expire_after_create(&self, _: &String, found: &Found, _: Instant) -> Option<Duration> {
+        Some(found.keep)
+    }
+
+    fn expire_after_update(
+        &self,
+        _: &String,
+        found: &Found,
+        _: Instant,
+        _: Option<Duration>,
+    ) -> Option<Duration> {
+        Some(found.keep)
+    }
+}
+
+impl Names {
+    fn new(name_servers: &[SocketAddr], within: Duration) -> Result<Self, NetError> {
+        let found = Cache::builder().max_capacity(CACHE).expire_after(UntilStale).build();
+        Ok(Self { resolver: resolver(name_servers, within)?, within, found })
+    }
+
+    async fn look_up(&self, name: &str) -> Result<Vec<SocketAddr>, LookupError> {
+        let found = match self.found.get(name) {
+            Some(found) => found,
+            None => self.ask(name).await?,
+        };
+        match &*found.addresses {
+            [] if found.exists => Err(LookupError::NoAddress),
+            [] => Err(LookupError::NoSuchName),
+            addresses => Ok(addresses.to_vec()),
+        }
+    }
+
+    /// Asks the name servers, and keeps the answer.
+    async fn ask(&self, name: &str) -> Result<Found, LookupError> {
+        let answer = timeout(self.within, self.resolver.lookup_ip(name)).await;
+        let found = match answer.map_err(|_| LookupError::Silent)? {
+            Ok(answer) => Found {
+                addresses: answer.iter().take(ADDRESSES).map(|ip| (ip, 0).into()).collect(),
+                exists: true,
+                keep: answer.valid_until().saturating_duration_since(Instant::now()).min(KEEP_MAX),
+            },
+            Err(NetError::Dns(DnsError::NoRecordsFound(none))) => {
+                let keep = Duration::from_secs(none.negative_ttl.unwrap_or_default().into());
+                Found {
+                    exists: !NetError::from(none).is_nx_domain(),
+                    addresses: Arc::default(),
+                    keep: keep.clamp(KEEP_NEGATIVE_MIN, KEEP_NEGATIVE_MAX),
+                }
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if !found.keep.is_zero() {
+            self.found.insert(name.to_owned(), found.clone());
+        }
+        Ok(found)
+    }
 }
 
 fn changed(file: &str) -> Option<SystemTime> {
@@ -186,10 +264,7 @@ fn resolver(name_servers: &[SocketAddr], within: Duration) -> Result<TokioResolv
     options.attempts = (TRIES - 1) as usize;
     // Most targets, and many machines, have no IPv6.
     options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
-    options.cache_size = CACHE;
-    options.positive_max_ttl = Some(KEEP_MAX);
-    options.negative_min_ttl = Some(KEEP_NEGATIVE_MIN);
-    options.negative_max_ttl = Some(KEEP_NEGATIVE_MAX);
+    options.cache_size = 0;
     // Long answers come over TCP: every place may need it.
     options.max_active_requests = 2 * LOOKUPS;
     let config = ResolverConfig::from_parts(domain, search, servers);
@@ -208,10 +283,9 @@ fn server(address: &SocketAddr) -> NameServerConfig {
 
 impl Resolve for System {
     fn resolve(&self, name: Name) -> Resolving {
-        let resolver = self.current();
-        let within = self.within;
+        let names = self.current();
         Box::pin(async move {
-            let found = look_up(&resolver, within, name.as_str()).await?;
+            let found = names.look_up(name.as_str()).await?;
             Ok(Box::new(found.into_iter()) as Addrs)
         })
     }
@@ -248,7 +322,15 @@ impl Resolve for Judging {
             let addresses: Vec<SocketAddr> = resolving.await?.collect();
             drop(place);
             match addresses.iter().find(|address| !policy.allows(address.ip())) {
-                Some(refused) => Err(AddressRefused { host, address: refused.ip() }.into()),
+                Some(refused) => {
+                    let address = refused.ip();
+                    // The caller, who may be a tenant, does not get to know it.
+                    if let Some(suppressed) = REFUSED.take() {
+                        tracing::warn!(host, %address, suppressed,
+                            "a callback names a host at an address that is not public; callbacks.allow_nets may allow its network");
+                    }
+                    Err(AddressRefused { host, address }.into())
+                }
                 None => Ok(Box::new(addresses.into_iter()) as Addrs),
             }
         })

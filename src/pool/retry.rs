@@ -52,7 +52,7 @@ impl Backoff {
     /// about as long as the outage so far. It grows with time, not with the number of affected
     /// slices, so a short outage does not park any bot for long.
     #[must_use]
-    pub fn outage(&self, away: Duration, random: f64, at_least: Option<Duration>) -> Duration {
+    pub fn outage(&self, away: Duration, random: f64) -> Duration {
         let initial = self.initial.as_secs_f64().max(0.001);
         #[expect(
             clippy::cast_possible_truncation,
@@ -60,7 +60,7 @@ impl Backoff {
             reason = "a logarithm of a time, at most a few dozen"
         )]
         let step = (1.0 + away.as_secs_f64() / initial).log2() as u32;
-        self.delay(step + 1, random, at_least)
+        self.delay(step + 1, random, None)
     }
 }
 
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn a_short_outage_parks_no_bot_for_long() {
         let pauses: Vec<u64> = [0, 1, 3, 10, 100, 10_000]
-            .map(|away| BACKOFF.outage(Duration::from_secs(away), 0.5, None).as_secs())
+            .map(|away| BACKOFF.outage(Duration::from_secs(away), 0.5).as_secs())
             .to_vec();
         assert_eq!(pauses, [1, 2, 4, 8, 64, 300]);
     }

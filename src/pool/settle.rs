@@ -196,8 +196,14 @@ pub(super) fn settle(
             let isolate = if at.is_some() { 1 } else { isolate };
             match kind {
                 FailureKind::Unavailable => {
-                    let pause =
-                        policy.backoff.outage(policy.unavailable, policy.random, retry_after);
+                    // A target that says when it can be asked again was reached: the outage of others does
+                    // not count.
+                    let backoff = policy.backoff;
+                    let pause = if retry_after.is_some() {
+                        backoff.delay(1, policy.random, retry_after)
+                    } else {
+                        backoff.outage(policy.unavailable, policy.random)
+                    };
                     mode = Mode::Park { ms: crate::clock::millis(pause) };
                     tally.retried += 1;
                     (k, place(k))

@@ -98,7 +98,7 @@ pub enum UrlError {
 
 /// An address that a URL of a tenant may not reach.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}, which is not public; callbacks.allow_nets may allow its network", self.place())]
+#[error("{}; callbacks.allow_nets may allow its network", self.place())]
 pub struct AddressRefused {
     /// The host in the URL.
     pub host: String,
@@ -116,14 +116,14 @@ pub struct CheckedUrl {
 }
 
 impl AddressRefused {
-    /// The host and its address. A name is shown with the address that it was resolved to.
+    /// The host, without the address of a name: a tenant could learn the addresses of internal names.
     fn place(&self) -> String {
         let Self { host, address } = self;
         let plain = host.trim_start_matches('[').trim_end_matches(']');
         if plain == address.to_string() {
-            format!("the address is {address}")
+            format!("the address is {address}, which is not public")
         } else {
-            format!("{host} is at {address}")
+            format!("{host} has an address that is not public")
         }
     }
 }

@@ -79,8 +79,14 @@ fn unavailable_counts_no_attempt_however_often() {
     let failure = Failure::unavailable(0, "down");
     let end = settle(&[Fit], Err(failure.clone()), policy);
     assert_eq!((end.n, end.mode), (0, Mode::Park { ms: 8_000 }));
-    let end = settle(&[Fit], Err(failure.retry_after(Duration::from_secs(30))), policy);
+    let asked = failure.clone().retry_after(Duration::from_secs(30));
+    let end = settle(&[Fit], Err(asked), policy);
     assert_eq!(end.mode, Mode::Park { ms: 30_000 });
+    // Not the 8 s that others have waited: the target was reached.
+    for (asked_ms, ms) in [(0, 1_000), (2_500, 2_500)] {
+        let failure = failure.clone().retry_after(Duration::from_millis(asked_ms));
+        assert_eq!(settle(&[Fit], Err(failure), policy).mode, Mode::Park { ms });
+    }
 }
 
 #[test]

@@ -33,7 +33,7 @@ impl Worker {
         answer: Result<Outcomes, Failure>,
     ) -> Settlement {
         let shared = &self.shared;
-        let unavailable = matches!(&answer, Err(failure) if failure.is_unavailable());
+        let unavailable = matches!(&answer, Err(failure) if failure.is_outage());
         let unavailable = shared.unavailable_for(unavailable);
         self.settle_after(slice, answer, unavailable)
     }

@@ -260,7 +260,8 @@ impl Worker {
             run.answer.as_ref().err().is_some_and(first)
         };
         let all_away = !runs.is_empty() && runs.iter().all(is_away);
-        let unavailable = self.shared.unavailable_for(all_away);
+        let is_outage = |run: &Run| run.answer.as_ref().err().is_some_and(Failure::is_outage);
+        let unavailable = self.shared.unavailable_for(all_away && runs.iter().all(is_outage));
         if all_away && runs.len() > 1 {
             // The target of all lanes is away. To set them all aside would only move the queue.
             return self.wait_for_target(fitness, &runs, unavailable).await;

@@ -160,6 +160,26 @@ async fn a_name_is_looked_up_again_only_after_its_time() {
     assert!(!names.asked().iter().any(|name| name.contains("localhost")));
 }
 
+/// A tenant decides how many addresses its name has.
+#[tokio::test]
+async fn of_a_name_with_many_addresses_16_are_used_and_kept() {
+    let (names, receiver) = (NameServer::start().await, Receiver::content().await);
+    let settings = Settings {
+        name_servers: [names.address].into(),
+        allow_nets: ["127.0.0.1/32".parse().unwrap()].into(),
+        ..Settings::default()
+    };
+    let outbound = Outbound::new(&settings).unwrap();
+    let url = format!("http://hook.many:{}/", receiver.address.port());
+    let url = CheckedUrl::parse(&url, outbound.tenants()).unwrap();
+    for _ in 0..5 {
+        // Those behind the 16th would be refused.
+        assert_eq!(get(&outbound, &bot("b"), &url).await.unwrap().status, 200);
+    }
+    let asked = names.asked();
+    assert!((1..=2).contains(&asked.len()), "an address and one of IPv6: {asked:?}");
+}
+
 #[tokio::test]
 async fn a_failing_path_of_a_shared_host_delays_no_other_bot() {
     let rig = Rig::new(&[]);

@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 /// | name | answer |
 /// |---|---|
 /// | `….quick` | 127.0.0.1 |
+/// | `….many` | 127.0.0.1 16 times, and then 10.0.0.1 eight times |
 /// | `….slow` | there is no such name, after a second |
 /// | `….gone` | there is no such name |
 /// | any other | none |
@@ -42,17 +43,22 @@ impl NameServer {
                 let query = buffer[..length].to_vec();
                 let name = name(&query);
                 heard.lock().unwrap().push(name.clone());
-                let (negative, pause) = match name.rsplit('.').next() {
-                    Some("quick") => (false, Duration::ZERO),
-                    Some("gone") => (true, Duration::ZERO),
-                    Some("slow") => (true, Duration::from_secs(1)),
+                let this = Ipv4Addr::LOCALHOST;
+                let (addresses, pause) = match name.rsplit('.').next() {
+                    Some("quick") => (vec![this], Duration::ZERO),
+                    Some("many") => {
+                        let others = [Ipv4Addr::new(10, 0, 0, 1); 8];
+                        ([&[this; 16][..], &others].concat(), Duration::ZERO)
+                    }
+                    Some("gone") => (Vec::new(), Duration::ZERO),
+                    Some("slow") => (Vec::new(), Duration::from_secs(1)),
                     _ => continue,
                 };
                 let socket = Arc::clone(&socket);
                 answers.spawn(async move {
                     // Slowness is what this shows.
                     tokio::time::sleep(pause).await;
-                    let _ = socket.send_to(&answer(&query, negative), client).await;
+                    let _ = socket.send_to(&answer(&query, &addresses), client).await;
                 });
                 while answers.try_join_next().is_some() {}
             }
@@ -84,19 +90,22 @@ fn name(query: &[u8]) -> String {
     labels.join(".")
 }
 
-/// With the question of `query`: an address, or none if another type is asked for.
-fn answer(query: &[u8], negative: bool) -> Vec<u8> {
+/// With the question of `query`: the addresses, or none if another type is asked for. Without addresses, there
+/// is no such name.
+fn answer(query: &[u8], addresses: &[Ipv4Addr]) -> Vec<u8> {
     let question = HEADER + query[HEADER..].iter().position(|&byte| byte == 0).unwrap() + 1;
-    let has_address = !negative && query[question..question + 2] == TYPE_A;
+    let told = if query[question..question + 2] == TYPE_A { addresses } else { &[] };
     let mut answer = query[..question + 4].to_vec();
     // A response with recursion; NXDOMAIN or none.
-    answer[2..4].copy_from_slice(&[0x81, if negative { 0x83 } else { 0x80 }]);
+    answer[2..4].copy_from_slice(&[0x81, if addresses.is_empty() { 0x83 } else { 0x80 }]);
     // One question, no additional records.
-    answer[4..HEADER].copy_from_slice(&[0, 1, 0, u8::from(has_address), 0, 0, 0, 0]);
-    if has_address {
+    let number = u8::try_from(told.len()).unwrap();
+    answer[4..HEADER].copy_from_slice(&[0, 1, 0, number, 0, 0, 0, 0]);
+    for address in told {
         answer.extend(SAME_NAME);
         // Type A, class IN, a minute, four bytes.
-        answer.extend([0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 127, 0, 0, 1]);
+        answer.extend([0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+        answer.extend(address.octets());
     }
     answer
 }
