@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use futures_util::future::{BoxFuture, OptionFuture};
+use futures_util::future::BoxFuture;
 use tracing::{info, warn};
 
 use super::sockets::Sockets;
@@ -98,16 +98,33 @@ impl Builder {
         self
     }
 
-    /// Checks everything, starts a private Redis where none is named, and opens the listeners.
+    /// Checks everything, starts private servers where none are named, and opens the listeners.
     ///
     /// # Errors
     /// See [`AppError`]; nothing is left running.
-    pub async fn build(mut self) -> Result<App, AppError> {
+    pub async fn build(self) -> Result<App, AppError> {
+        let mut private = Private::default();
+        // Boxed: it is large, and callers hold it beside their own.
+        let built = Box::pin(self.build_with(&mut private)).await;
+        match built {
+            Ok(app) => Ok(App { private, ..app }),
+            Err(error) => {
+                if let Err(stop) = private.stop().await {
+                    warn!(error = %stop, "cannot stop a private server");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The same. The private servers that it starts are in `private`, whatever it returns.
+    async fn build_with(mut self, private: &mut Private) -> Result<App, AppError> {
         self.config.check()?;
         self.config.check_products(self.products.all().map(Product::pipeline))?;
         metrics::install();
-        let (mongo, private_mongo) = self.mongo().await?;
         let outbound = self.outbound()?;
+        let certificates = self.config.redis.certificates()?;
+        let mongo = self.mongo(private).await?;
         let kinds = Kinds::new(&self.products, &self.config, &self.clock);
         let quotas = self.config.quotas.quotas();
         let needs = Needs { mongo, outbound, kinds, quotas };
@@ -127,62 +144,41 @@ impl Builder {
         if plans.is_empty() {
             warn!("no pipeline is enabled: events stay on the bus; add [pipelines.NAME]");
         }
-        let certificates = self.config.redis.certificates()?;
-        let private = match self.config.redis.url {
-            Some(_) => None,
-            None => Some(PrivateRedis::start(&self.config.data_dir).await?),
+        let redis = &self.config.redis;
+        let url = match &redis.url {
+            Some(url) => url,
+            None => private.redis.insert(PrivateRedis::start(&self.config.data_dir).await?).url(),
         };
-        let url = self.config.redis.url.as_ref().or(private.as_ref().map(PrivateRedis::url));
-        let prefix = &self.config.redis.prefix;
-        let open = |url| {
-            let target = Target::open(url, certificates.as_ref());
-            let wait = self.config.redis.wait();
-            target.map(|target| target.with_prefix(prefix.clone()).with_wait(wait))
-        };
-        let Some(target) = url.map(open).transpose().map_err(AppError::RedisUrl)? else {
-            unreachable!("without a url a private Redis was started, and that has one")
-        };
+        let target = Target::open(url, certificates.as_ref()).map_err(AppError::RedisUrl)?;
+        let target = target.with_prefix(redis.prefix.clone()).with_wait(redis.wait());
         let plans = Plans { all: plans, needs, services, routes };
-        // Boxed: it is large, and callers hold it beside their own.
-        match Box::pin(App::assemble(self, plans, target)).await {
-            Ok(app) => Ok(App { private: Private { redis: private, mongo: private_mongo }, ..app }),
-            Err(error) => {
-                if let Some(Err(stop)) = OptionFuture::from(private.map(PrivateRedis::stop)).await {
-                    warn!(error = %stop, "cannot stop the private Redis");
-                }
-                let stopping = private_mongo.map(PrivateMongo::stop);
-                if let Some(Err(stop)) = OptionFuture::from(stopping).await {
-                    warn!(error = %stop, "cannot stop the private MongoDB");
-                }
-                Err(error)
-            }
-        }
+        Box::pin(App::assemble(self, plans, target)).await
     }
 
     /// The MongoDB at `mongodb.url`, or a private one beside a private Redis. With a shared Redis
     /// there is no private MongoDB, because every process would keep separate counters.
-    async fn mongo(&self) -> Result<(Result<Mongo, String>, Option<PrivateMongo>), AppError> {
+    async fn mongo(&self, private: &mut Private) -> Result<Result<Mongo, String>, AppError> {
         let config = &self.config;
         let database = &config.mongodb.database;
         if let Some(url) = &config.mongodb.url {
-            return Ok((Ok(Mongo::open(url, database).await?), None));
+            return Ok(Ok(Mongo::open(url, database).await?));
         }
         let needs = |(name, pipeline): (&PipelineName, &PipelineConfig)| {
             pipeline.enabled && self.products.of(name).is_some_and(Product::needs_mongo)
         };
         if !config.pipelines.iter().any(needs) {
             let reason = "no pipeline that needs MongoDB is enabled";
-            return Ok((Err(reason.to_owned()), None));
+            return Ok(Err(reason.to_owned()));
         }
         if config.redis.url.is_some() {
-            return Ok((Err("mongodb.url is not set".to_owned()), None));
+            return Ok(Err("mongodb.url is not set".to_owned()));
         }
         match PrivateMongo::start(&config.data_dir, config.mongodb.program.as_deref()).await {
-            Ok(private) => {
-                let mongo = Mongo::open(private.url(), database).await?;
-                Ok((Ok(mongo), Some(private)))
+            Ok(started) => {
+                let url = private.mongo.insert(started).url();
+                Ok(Ok(Mongo::open(url, database).await?))
             }
-            Err(error) => Ok((Err(error.to_string()), None)),
+            Err(error) => Ok(Err(error.to_string())),
         }
     }
 

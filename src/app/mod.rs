@@ -17,7 +17,7 @@ mod builder;
 pub(crate) mod buses;
 mod control;
 mod error;
-mod export;
+pub(crate) mod export;
 pub(crate) mod files;
 mod findings;
 mod formats;
@@ -205,13 +205,12 @@ impl App {
             debug!(%error, "cannot ask Redis for its memory; asking again");
         }
         files::make_room(&config, roles)?;
-        let inherits = inherited.metrics.is_some();
+        let inherits = !inherited.is_empty();
         let (listen, backlog) = (config.metrics.listen, config.http.backlog);
-        let metrics_listener = sockets::open("metrics.listen", listen, backlog, inherited.metrics)?;
+        let metrics_listener = inherited.open("metrics.listen", listen, backlog)?;
         let http_listener = if roles.http {
             let access = Access::open(&config)?;
-            let listen = config.http.listen;
-            Some((sockets::open("http.listen", listen, backlog, inherited.http)?, access))
+            Some((inherited.open("http.listen", config.http.listen, backlog)?, access))
         } else {
             None
         };
@@ -285,12 +284,12 @@ impl App {
     /// Copies of its open sockets.
     pub(crate) fn sockets(&self) -> io::Result<Sockets> {
         let config = &self.site.config;
-        let metrics = Some((config.metrics.listen, sockets::copy(&self.metrics_listener)?));
-        let http = match &self.http_listener {
-            Some((listener, _)) => Some((config.http.listen, sockets::copy(listener)?)),
-            None => None,
-        };
-        Ok(Sockets { metrics, http })
+        let mut sockets = Sockets::default();
+        sockets.add("metrics.listen", config.metrics.listen, &self.metrics_listener)?;
+        if let Some((listener, _)) = &self.http_listener {
+            sockets.add("http.listen", config.http.listen, listener)?;
+        }
+        Ok(sockets)
     }
 
     /// The Redis deployment.

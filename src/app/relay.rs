@@ -41,13 +41,12 @@ pub(crate) struct Relay<L, B> {
     process: Shutdown,
     times: Times,
     reloads: Reloads,
-    settings: Vec<Effective>,
-    files: Stamps,
+    known: Known,
     /// What the last look found.
     looked: Stamps,
     /// What could not be applied, and when.
     failed: Option<(Stamps, Instant)>,
-    /// Whether the Redis was private at the start.
+    /// Whether the Redis of the current instance is private.
     is_private: bool,
     current: Runner,
     /// All instances that have not ended. Each tells whether it was the current one, by its number.
@@ -71,33 +70,29 @@ where
     L: Fn() -> Result<(Config, Vec<Effective>), ConfigError>,
     B: Fn(Config) -> Builder,
 {
-    /// Starts the first instance.
+    /// Starts the first instance. `known` is from the time when `config` was loaded.
     ///
     /// # Errors
     /// If it cannot be built.
     pub(crate) async fn start(
-        config: Config,
+        (config, known): (Config, Known),
         (load, builder): (L, B),
         process: Shutdown,
         times: Times,
         reloads: Reloads,
     ) -> Result<Self, AppError> {
-        // The load that the caller did before has succeeded.
-        let settings = load().map(|(_, settings)| settings).unwrap_or_default();
         let (grace, is_private) = (config.shutdown_grace, config.redis.url.is_none());
         let app = Box::pin(builder(config).reloads(reloads.clone()).build()).await?;
         let mut running = JoinSet::new();
         let (current, _) = run(app, &process, (0, grace), &mut running)?;
-        let files = stamps(&settings);
-        let looked = files.clone();
+        let looked = known.files.clone();
         Ok(Self {
             load,
             builder,
             process,
             times,
             reloads,
-            settings,
-            files,
+            known,
             looked,
             failed: None,
             is_private,
@@ -145,9 +140,11 @@ where
                     let _ = answer.send(reloaded);
                 }
                 _ = look.tick(), if !self.process.soft.is_cancelled() => {
-                    let now = stamps(&self.settings);
+                    let now = stamps(&self.known.settings);
                     // A file that is being written is looked at again.
-                    if now == self.files || now != std::mem::replace(&mut self.looked, now.clone()) {
+                    if now == self.known.files
+                        || now != std::mem::replace(&mut self.looked, now.clone())
+                    {
                         continue;
                     }
                     let failed = |(files, at): &(Stamps, Instant)| {
@@ -170,21 +167,23 @@ where
         let (config, settings) =
             (self.load)().map_err(|error| ReloadError::Refused(error.to_string()))?;
         // An empty file, for example while it is being written, would otherwise start an empty Redis.
-        if config.redis.url.is_none() && !self.is_private {
+        let is_private = config.redis.url.is_none();
+        if is_private && !self.is_private {
             let problem = "redis.url is no longer set; to use a private Redis instead, restart";
             return Err(ReloadError::Refused(problem.to_owned()));
         }
-        let changed = changes(&self.settings, &settings);
+        let changed = changes(&self.known.settings, &settings);
         let is_of_admission = |key: &String| key.starts_with("admission.");
-        let files = stamps(&settings);
+        let known = Known::new(settings);
         let only_admission = !changed.is_empty() && changed.iter().all(is_of_admission);
-        if only_admission && files == self.files {
+        if only_admission && known.files == self.known.files {
             // No other instance is needed, which matters during an overload.
             self.current.control.set_admission(config.admission);
-            self.settings = settings;
+            self.known = known;
             return Ok(Reloaded { changed });
         }
         let times = (config.shutdown_delay, config.shutdown_grace);
+        let backlog = config.http.backlog;
         let refused = |error: AppError| ReloadError::Refused(error.to_string());
         let sockets = self.current.sockets.copied().map_err(|error| refused(error.into()))?;
         let builder = (self.builder)(config).reloads(self.reloads.clone()).inheriting(sockets);
@@ -196,14 +195,19 @@ where
         let pipelines = app.pipelines();
         let of = (self.current.number + 1, times.1);
         let (next, ready) = run(app, &self.process, of, &mut self.running).map_err(refused)?;
-        if let Err(reason) = ready_within(ready, &self.process).await {
+        let ready = ready_within(ready, &self.process).await;
+        // Not before: both instances share the sockets, and a refused reload changes nothing.
+        let ready = ready.and_then(|()| {
+            next.sockets.set_backlog(backlog).map_err(|error| format!("http.backlog: {error}"))
+        });
+        if let Err(reason) = ready {
             next.retire(Duration::ZERO, &self.process);
             return Err(ReloadError::NotReady(reason));
         }
         std::mem::replace(&mut self.current, next).retire(HANDOVER, &self.process);
         metrics::show_only(pipelines);
         self.times.set(times);
-        (self.settings, self.files) = (settings, files);
+        (self.known, self.is_private) = (known, is_private);
         Ok(Reloaded { changed })
     }
 }
@@ -255,6 +259,18 @@ impl Runner {
             }
             shutdown.hard.cancel();
         });
+    }
+}
+
+/// Loaded settings, and the files that they name, as they were at that time.
+pub(crate) struct Known {
+    settings: Vec<Effective>,
+    files: Stamps,
+}
+
+impl Known {
+    pub(crate) fn new(settings: Vec<Effective>) -> Self {
+        Self { files: stamps(&settings), settings }
     }
 }
 

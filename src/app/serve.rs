@@ -3,7 +3,7 @@
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::info;
 
-use super::relay::Relay;
+use super::relay::{Known, Relay};
 use super::{AppError, Builder, reach, service_manager};
 use crate::config::Config;
 use crate::lifecycle::{Shutdown, Times};
@@ -24,7 +24,8 @@ use crate::reload::{self, Reloads};
 /// `Type=notify`.
 ///
 /// # Errors
-/// If the first instance cannot be built, or the current one fails.
+/// If the file of `config` can no longer be read, the first instance cannot be built, or the current
+/// one fails.
 ///
 /// # Panics
 /// Outside a tokio runtime.
@@ -38,6 +39,8 @@ where
     // Registered before anything is started, so that an early signal does not end the process.
     let hangups = signal(SignalKind::hangup()).map_err(AppError::Signals)?;
     let file = config.file.clone();
+    // Before the wait for Redis: an edit during the wait is a change.
+    let known = Known::new(Config::effective(file.as_deref())?);
     let load = move || Ok((Config::load(file.as_deref())?, Config::effective(file.as_deref())?));
     let (reloads, requests) = reload::channel();
     process.spawn(hang_ups(hangups, reloads.clone(), process.clone()));
@@ -47,7 +50,7 @@ where
         reached = reach::redis(&config) => reached?,
     }
     let has_private = config.redis.url.is_none();
-    let relay = Relay::start(config, (load, builder), process.clone(), times, reloads);
+    let relay = Relay::start((config, known), (load, builder), process.clone(), times, reloads);
     let relay = tokio::select! {
         biased;
         // Private servers are stopped by the instance that started them.

@@ -30,22 +30,23 @@ impl Private {
         Self { redis, mongo }
     }
 
-    /// Stops the servers that no other process uses.
+    /// Stops the servers that no other process uses: also the second one if the first one cannot be
+    /// stopped.
     pub(super) async fn stop(self) -> Result<(), AppError> {
-        if let Some(private) = self.redis {
-            if private.stop().await? {
-                info!("stopped the private Redis");
-            } else {
-                info!("left the private Redis running: others still use it");
-            }
+        let redis = OptionFuture::from(self.redis.map(PrivateRedis::stop)).await.transpose();
+        match redis {
+            Ok(Some(true)) => info!("stopped the private Redis"),
+            Ok(Some(false)) => info!("left the private Redis running: others still use it"),
+            Ok(None) | Err(_) => {}
         }
-        if let Some(private) = self.mongo {
-            if private.stop().await? {
-                info!("stopped the private MongoDB");
-            } else {
-                info!("left the private MongoDB running: others still use it");
-            }
+        let mongo = OptionFuture::from(self.mongo.map(PrivateMongo::stop)).await.transpose();
+        match mongo {
+            Ok(Some(true)) => info!("stopped the private MongoDB"),
+            Ok(Some(false)) => info!("left the private MongoDB running: others still use it"),
+            Ok(None) | Err(_) => {}
         }
+        redis?;
+        mongo?;
         Ok(())
     }
 }

@@ -434,17 +434,18 @@ pub(crate) fn bind(
         socket.bind(address)?;
         socket.listen(backlog)
     };
-    listen().map_err(|source| BindError { key, address, source })
+    let remedy = || format!("set {key} to a free address (port 0 picks one)");
+    listen().map_err(|source| BindError { address, remedy: remedy(), source })
 }
 
 /// A listener that cannot be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address}: {source}; set {key} to a free address (port 0 picks one)")]
+#[error("cannot listen on {address}: {source}; {remedy}")]
 pub struct BindError {
-    key: &'static str,
     address: SocketAddr,
+    pub(crate) remedy: String,
     #[source]
-    source: io::Error,
+    pub(crate) source: io::Error,
 }
 
 #[cfg(test)]

@@ -23,7 +23,8 @@ pub(super) fn check(
     check_pipeline(name, pipeline, prefix, grace)?;
     check_automating(name, pipeline, prefix)?;
     check_counting(name, pipeline, prefix)?;
-    check_notifying(name, pipeline, prefix)
+    check_notifying(name, pipeline, prefix)?;
+    check_age(pipeline, prefix)
 }
 
 fn check_pipeline(
@@ -204,6 +205,23 @@ fn check_notifying(name: &PipelineName, p: &PipelineConfig, prefix: &str) -> Res
         return refused("dead.keep", problem);
     }
     Ok(())
+}
+
+/// Checks that an event is not too old after the wait for further ones. The last check, because some
+/// built-in pipelines refuse any `max_age`, with another remedy.
+fn check_age(p: &PipelineConfig, prefix: &str) -> Result<(), Fault> {
+    match p.max_age {
+        Some(age) if !p.linger.is_zero() && age <= p.linger => {
+            let problem = format!(
+                "is {}, not above linger ({}): events that wait that long for others are already too old; raise it or lower linger",
+                format_duration(age),
+                format_duration(p.linger),
+            );
+            let key = |name: &str| format!("{prefix}{name}");
+            Err(Fault::new(key("max_age"), problem).or(key("linger")))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_times(

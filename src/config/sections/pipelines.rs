@@ -43,7 +43,8 @@ pub struct PipelineConfig {
     pub max_attempts: NonZeroU32,
     /// How long a bot waits after a failure.
     pub backoff: BackoffConfig,
-    /// How long a bot waits for more events before its slice: at most 1 h.
+    /// How long a bot waits for more events before its slice: at most 1 h, and less than
+    /// [`Self::max_age`].
     pub linger: Duration,
     /// Maximum number of queued events per bot: up to 1,000,000,000. `None`: no bound.
     pub max_queue: Option<NonZeroU64>,
@@ -62,7 +63,8 @@ pub struct PipelineConfig {
     pub total_rate: Option<Rate>,
     /// Maximum number of slices at once over all processes: up to 100,000. `None`: no limit.
     pub total_concurrency: Option<NonZeroUsize>,
-    /// Age above which events are not handled: at most 3,650 days. `None`: no bound.
+    /// Age above which events are not handled: above [`Self::linger`], at most 3,650 days. `None`: no
+    /// bound.
     pub max_age: Option<Duration>,
     /// Number of dead letters kept, and for how long.
     pub dead: DeadConfig,

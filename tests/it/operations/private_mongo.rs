@@ -6,6 +6,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
+use fairlane::app::App;
+use fairlane::config::Config;
 use fairlane::mongo::MongoUrl;
 use fairlane::mongo::client::{Acknowledged, Mongo};
 use fairlane::mongo::private::{Options, PrivateMongo, PrivateMongoError};
@@ -215,6 +217,22 @@ async fn a_server_that_hangs_is_waited_for_then_reported_and_killed_by_the_last_
     drop(mongo);
     let pid = adopter.pid();
     assert!(adopter.stop().await.unwrap());
+    assert!(ended(pid));
+}
+
+/// What a pipeline lacks is found after the server has started, because products need it.
+#[tokio::test]
+async fn a_process_that_cannot_start_leaves_no_server_running() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "[pipelines.one]\nhandler = \"nothing\"\nevents = [\"*\"]\n";
+    let mut config = Config::from_toml(text, "the test").unwrap();
+    dir.path().clone_into(&mut config.data_dir);
+    config.mongodb.program = Some(program());
+    let error = Box::pin(App::builder(config).build()).await.unwrap_err();
+    assert!(error.to_string().starts_with("pipelines.one.handler"), "{error}");
+    let server = fs::read_to_string(dir.path().join("mongodb/server")).unwrap();
+    let pid = server.split(' ').next().unwrap().parse().unwrap();
+    let _guard = Guard(pid);
     assert!(ended(pid));
 }
 

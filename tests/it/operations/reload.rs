@@ -9,10 +9,11 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, configs};
-use crate::support::http::{Client, get, metric};
+use crate::support::http::{Client, get, metric, until_ready};
 use crate::support::process::{WorkerProcess, signal};
 use crate::support::receiver::{Call, Receiver, Reply};
 use crate::support::redis::{Options, RedisServer};
@@ -22,6 +23,7 @@ use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
 const OPERATOR: &str = "0123456789abcdef-operator";
+const TOKENS: &str = "\n[[auth.tokens]]\nname = \"operator\"\ntoken_file = \"operator\"\nscopes = [\"operate\", \"read\"]\n";
 
 /// A receiver whose answers take longer than the load comes, so that slices run during each reload.
 async fn slow_receiver() -> Receiver {
@@ -148,12 +150,140 @@ async fn a_configuration_that_cannot_be_used_changes_nothing_and_the_answer_says
     }
 }
 
+/// How many of 20 connections are taken while the process accepts none.
+async fn waiting(process: &Served) -> usize {
+    process.sigstop();
+    let mut all = Vec::new();
+    while all.len() < 20 {
+        let connecting = TcpStream::connect(process.http());
+        let Ok(Ok(stream)) = timeout(Duration::from_secs(1), connecting).await else { break };
+        all.push(stream);
+    }
+    process.sigcont();
+    all.len()
+}
+
+#[tokio::test]
+async fn a_reload_changes_how_many_connections_wait_to_be_accepted() {
+    let server = RedisServer::start(Options::default());
+    let receiver = Receiver::content().await;
+    let with = |backlog: u32| {
+        format!("{}http.backlog = {backlog}\n", config(&server, &receiver, &["one"], 5))
+    };
+    let process = Served::start(&with(2)).await;
+    let few = waiting(&process).await;
+    assert!(few < 20, "{few}");
+    process.write("fairlane.toml", &with(64));
+    let answer = Client::new(&process.http()).post("/v1/reload").await;
+    assert_eq!(answer.json(), json!({"changed": ["http.backlog"]}), "{answer:?}");
+    assert_eq!(waiting(&process).await, 20);
+}
+
+#[tokio::test]
+async fn a_reload_that_changes_only_the_address_of_a_port_is_refused_and_names_the_restart() {
+    let server = RedisServer::start(Options::default());
+    let receiver = Receiver::content().await;
+    let good = config(&server, &receiver, &["one"], 5);
+    let process = Served::start(&good).await;
+    let (http, metrics) = (process.http(), process.metrics());
+    let all = http.replace("127.0.0.1", "0.0.0.0");
+    let with = |http: &str, metrics: &str| {
+        let listens = |line: &&str| !line.contains(".listen = ");
+        let kept: Vec<&str> = good.lines().filter(listens).collect();
+        format!(
+            "{}\nauth.allow_anonymous = true\nhttp.listen = {http:?}\nmetrics.listen = {metrics:?}\n",
+            kept.join("\n")
+        )
+    };
+    let client = Client::new(&http);
+    for (text, own, of, key) in [
+        (with(&all, "127.0.0.1:0"), &http, "http.listen", "http.listen"),
+        (with(&metrics, &http), &http, "http.listen", "metrics.listen"),
+    ] {
+        process.write("fairlane.toml", &text);
+        let answer = client.post("/v1/reload").await;
+        let told = answer.json()["detail"].as_str().unwrap_or_default().to_owned();
+        let reason =
+            format!("this process itself listens on {own} ({of}), so restart it to change {key}");
+        assert!(answer.code == 400 && told.contains(&reason), "{answer:?}");
+    }
+    process.write("fairlane.toml", &good);
+    assert_eq!(client.post("/v1/reload").await.code, 200);
+}
+
+#[tokio::test]
+async fn a_process_that_has_left_its_private_redis_does_not_return_to_it_with_an_emptied_file() {
+    let server = RedisServer::start(Options::default());
+    let receiver = Receiver::content().await;
+    let good = config(&server, &receiver, &["one"], 5);
+    let good = format!("{good}pipelines.counters.enabled = false\n");
+    let url = good.lines().find(|line| line.starts_with("redis.url")).unwrap();
+    let mut process = Served::start(&good.replace(url, "data_dir = \"data\"")).await;
+    let client = Client::new(&process.http());
+    process.write("fairlane.toml", &good);
+    let answer = client.post("/v1/reload").await;
+    assert_eq!(answer.code, 200, "{answer:?}");
+    process.write("fairlane.toml", "");
+    let answer = client.post("/v1/reload").await;
+    let told = answer.json()["detail"].as_str().unwrap_or_default().to_owned();
+    assert!(answer.code == 400 && told.contains("redis.url is no longer set"), "{answer:?}");
+    // A killed process would leave its private Redis behind.
+    process.sigterm();
+    process.wait_exit(LONG).expect("it ends");
+}
+
+/// A process that waits for its Redis, which answers once `meanwhile` has run, and then starts.
+async fn started_late(text: &str, server: &mut RedisServer, meanwhile: impl Fn(&Served)) -> Served {
+    server.kill9();
+    let process = Served::spawn(text, "ingest,work,http,schedule");
+    let says = async |text: &str| {
+        eventually(LONG, text, async || process.log().contains(text)).await;
+    };
+    says("waiting for Redis before the start").await;
+    meanwhile(&process);
+    server.restart();
+    says("fairlane is running").await;
+    until_ready(&process.metrics()).await;
+    process
+}
+
+/// The first instance has the configuration from before the wait.
+#[tokio::test]
+async fn an_edit_while_a_start_waits_for_redis_is_reported_by_the_next_reload() {
+    let mut server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    let receiver = Receiver::content().await;
+    let [before, edited] = [5, 6].map(|batch| config(&server, &receiver, &["one"], batch));
+    let edits = |process: &Served| process.write("fairlane.toml", &edited);
+    let process = started_late(&before, &mut server, edits).await;
+    let answer = Client::new(&process.http()).post("/v1/reload").await;
+    assert_eq!(answer.json(), json!({"changed": ["pipelines.one.batch"]}), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_file_that_is_broken_while_a_start_waits_for_redis_hides_no_token_file() {
+    let mut server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    let receiver = Receiver::content().await;
+    let with_tokens = format!("{}{TOKENS}", config(&server, &receiver, &["one"], 5));
+    let breaks = |process: &Served| {
+        process.write("operator", OPERATOR);
+        process.write("fairlane.toml", "no toml");
+    };
+    let process = started_late(&with_tokens, &mut server, breaks).await;
+    process.write("fairlane.toml", &with_tokens);
+    let other = OPERATOR.replace("operator", "rotated");
+    process.write("operator", &other);
+    let client = Client::new(&process.http()).with_token(&other);
+    eventually(LONG, "the new token is known", async || {
+        client.get("/v1/pipelines").await.code == 200
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_changed_token_file_is_noticed() {
     let server = RedisServer::start(Options::default());
     let receiver = Receiver::content().await;
-    let tokens = "\n[[auth.tokens]]\nname = \"operator\"\ntoken_file = \"operator\"\nscopes = [\"operate\", \"read\"]\n";
-    let with_tokens = format!("{}{tokens}", config(&server, &receiver, &["one"], 5));
+    let with_tokens = format!("{}{TOKENS}", config(&server, &receiver, &["one"], 5));
     let process = Served::start(&config(&server, &receiver, &["one"], 5)).await;
     process.write("operator", OPERATOR);
     process.reload(&with_tokens);
@@ -174,8 +304,7 @@ async fn a_changed_token_file_is_noticed() {
 async fn a_token_file_that_changes_while_redis_is_unavailable_counts_once_it_is_back() {
     let mut server = RedisServer::start(Options::default());
     let receiver = Receiver::content().await;
-    let tokens = "\n[[auth.tokens]]\nname = \"operator\"\ntoken_file = \"operator\"\nscopes = [\"operate\", \"read\"]\n";
-    let with_tokens = format!("{}{tokens}", config(&server, &receiver, &["one"], 5));
+    let with_tokens = format!("{}{TOKENS}", config(&server, &receiver, &["one"], 5));
     let process = Served::start(&config(&server, &receiver, &["one"], 5)).await;
     process.write("operator", OPERATOR);
     process.reload(&with_tokens);

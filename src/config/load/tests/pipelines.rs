@@ -39,6 +39,10 @@ fn a_bad_setting_of_a_pipeline_is_refused_with_its_line_and_a_remedy() {
         ("backoff.jitter = nan", "backoff.jitter is NaN; write a fraction from 0.0 to 1.0"),
         ("linger = \"2h\"", "linger is 2h; write a duration from 0s to 1h"),
         ("max_age = \"11years\"", "max_age is 11years; write a duration from 0s to 3650d"),
+        (
+            "max_age = \"2s\"\nlinger = \"2s\"",
+            "max_age is 2s, not above linger (2s): events that wait that long for others are already too old; raise it or lower linger",
+        ),
         ("dead = { max = 0 }", "dead.max is 0; write a whole number from 1 to 100000000"),
         ("dead.keep = \"0s\"", "dead.keep is 0s; write a duration from 1s to 3650d"),
         ("start = \"latest\"", r#"start is "latest"; write "new" or "earliest""#),
@@ -102,6 +106,13 @@ fn a_pipeline_without_handler_or_events_is_refused_at_its_first_line() {
     }
     let text = "[pipelines.p]\nhandler = \"log\"\nenabled = false";
     assert!(!pipeline_of(&Config::from_toml(text, "f").unwrap(), "p").enabled);
+}
+
+#[test]
+fn an_event_may_linger_for_less_than_its_maximum_age() {
+    for lines in ["max_age = \"2s\"\nlinger = \"1999ms\"", "max_age = \"1ms\"", "linger = \"1h\""] {
+        Config::from_toml(&format!("{VALID}{lines}"), "f.toml").expect(lines);
+    }
 }
 
 #[test]
