@@ -175,6 +175,11 @@ impl Limiter {
         self.limit as usize
     }
 
+    /// When the current window began; `None`: before the first sample.
+    pub(super) fn begun(&self) -> Option<Duration> {
+        self.begun
+    }
+
     /// Adds a sample; returns the window when it is complete.
     pub(super) fn observe(&mut self, sample: Sample, now: Duration) -> Option<Window> {
         let begun = *self.begun.get_or_insert(now);

@@ -11,7 +11,7 @@ use crate::metrics::{
 };
 
 /// The metrics of admission control. Every series exists from the start, at 0; those of
-/// `shed_total` from the first refusal.
+/// `shed_total` only for [`Reason::of_capacity`], the others from the first refusal.
 #[derive(Clone)]
 pub(crate) struct AdmissionMetrics {
     decisions: [[Counter; Counted::ALL.len()]; 4],

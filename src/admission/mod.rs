@@ -20,6 +20,7 @@
 //! on HTTP.
 
 mod limit;
+pub(crate) mod lull;
 pub(crate) mod metrics;
 mod permit;
 pub mod quota;

@@ -163,6 +163,15 @@ impl Reason {
         }
     }
 
+    /// The reasons for which a class is refused only because the process has too little capacity.
+    /// The others concern what one caller does.
+    pub(crate) fn of_capacity(class: Class) -> &'static [Self] {
+        match class {
+            Class::P0 => &[Self::Critical],
+            Class::P1 | Class::P2 | Class::P3 => &[Self::Capacity, Self::Wait, Self::Displaced],
+        }
+    }
+
     /// Whether the reason is a lack of capacity: such a refusal can turn out to be unnecessary.
     pub(super) fn is_want_of_room(self) -> bool {
         matches!(self, Self::Capacity | Self::Wait | Self::Displaced | Self::Share)

@@ -10,6 +10,7 @@ use tracing::info;
 
 use super::register::keep_key;
 use super::{INGEST_TIMEOUT, RESPONSE_TIMEOUT, Site, findings};
+use crate::admission::lull;
 use crate::bus::Source;
 use crate::bus::reader::{self, Reading};
 use crate::bus::redis_stream::{RedisStream, Retention};
@@ -22,7 +23,7 @@ use crate::http::{
 };
 use crate::id::PipelineName;
 use crate::lifecycle::Shutdown;
-use crate::metrics::PipelineMetrics;
+use crate::metrics::{self, PipelineMetrics};
 use crate::mongo::watch::Reachable;
 use crate::outbound::Policy;
 use crate::outbound::breakers::Breakers;
@@ -73,6 +74,7 @@ impl Site {
             clock: Arc::clone(clock),
             heard: presence::begin(reported, link, shutdown),
         };
+        metrics::bus_pipelines(start.pipelines.len());
         start.begin(shutdown)
     }
 
@@ -253,6 +255,10 @@ impl Site {
         shutdown.spawn(findings::watch(problems, Arc::clone(&activity), shutdown.clone()));
         let (link, clock) = (Arc::clone(&links.admin), Arc::clone(clock));
         shutdown.spawn(sample::run(sampled, link, activity, clock, shutdown.clone()));
+        if roles.http {
+            let admission = Arc::clone(&self.control.0.admission);
+            shutdown.spawn(lull::watch(admission, shutdown.clone()));
+        }
         if !routes.is_empty() {
             self.read_bus(
                 &Arc::new(Fanout::new(routes, starts, self.tracer.clone(), window)),

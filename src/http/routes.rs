@@ -181,9 +181,9 @@ impl Routes {
         for (method, template, class, body_max) in table {
             places.entry(*template).or_default().push((*method, all.len()));
             let route = Route::new(all.len(), template, *class, *body_max);
-            // Creates the series at the start, so that the metrics show 0.
-            for reason in [Reason::Capacity, Reason::Wait] {
-                route.shed(*class, reason).absolute(0);
+            // Alerts ask for the growth of these series, so they start at 0.
+            for reason in Reason::of_capacity(*class) {
+                route.shed(*class, *reason).absolute(0);
             }
             if *body_max == BODY_MAX {
                 drop(metrics::http_body(template));

@@ -53,6 +53,7 @@ macro_rules! table {
 table! {
     BUS_EVENTS "bus_events_total" Counter "Events read from a bus stream";
     BUS_LAG "bus_lag_events" Gauge "Unread entries of a bus stream";
+    BUS_PIPELINES "bus_pipelines" Gauge "Pipelines of the configuration that take events from the bus; 0: no process needs to read it";
     BUS_GAP "bus_gap_total" Counter "Number of gaps: a bus stream was trimmed beyond the read position, so events are missing";
     BUS_INVALID "bus_invalid_total" Counter "Bus entries that could not be read, kept in fairlane:invalid";
     BUS_TOMBSTONES "bus_tombstones_total" Counter "Records of Kafka without a value and attributes, which delete a key in a compacted topic: skipped";
@@ -67,7 +68,7 @@ table! {
     BOTS_THROTTLED "bots_throttled" Gauge "Bots whose events wait because of their rate";
     BOTS_SET_ASIDE "bots_with_lanes_set_aside" Gauge "Bots with lanes that are set aside after a failure (order_by)";
     RATE_TOKENS "rate_tokens_total" Counter "Tokens that bots with a rate took: one for each event given to the handler";
-    QUEUE_OLDEST_AGE "queue_oldest_age_seconds" Gauge "Age of the oldest queued event of a bot that is not paused";
+    QUEUE_OLDEST_AGE "queue_oldest_age_seconds" Gauge "Age of the oldest queued event of a bot that is not paused, less linger: how late its pipeline is";
     QUEUE_DROPPED "queue_dropped_total" Counter "Events dropped because the queue of their bot was full (on_overflow = drop_new)";
     DEAD_LETTERS "dead_letters" Gauge "Dead letters kept";
     DEAD_LETTERS_REMOVED "dead_letters_removed_total" Counter "Dead letters removed because there were too many or they were too old";
@@ -299,6 +300,12 @@ impl std::fmt::Debug for BusMetrics {
     }
 }
 
+/// The number of pipelines that take events from the bus.
+#[expect(clippy::cast_precision_loss, reason = "a count of pipelines")]
+pub(crate) fn bus_pipelines(count: usize) {
+    gauge!(BUS_PIPELINES).set(count as f64);
+}
+
 /// A bus entry that cannot be read.
 pub fn bus_invalid(reason: &'static str) {
     counter!(BUS_INVALID, "reason" => reason).increment(1);
@@ -352,7 +359,6 @@ pub struct PipelineMetrics {
     pub workers_busy: Gauge,
     pub workers_idle: Gauge,
     pub workers_target: Gauge,
-    pub workers_share: Gauge,
     pub demand_ratio: Gauge,
 }
 
@@ -400,7 +406,6 @@ impl PipelineMetrics {
             workers_busy: workers("busy"),
             workers_idle: workers("idle"),
             workers_target: level(WORKERS_TARGET),
-            workers_share: level(WORKERS_SHARE),
             demand_ratio: level(DEMAND_RATIO),
         };
         for counter in [
@@ -428,6 +433,14 @@ impl std::fmt::Debug for PipelineMetrics {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("PipelineMetrics")
     }
+}
+
+/// The share of the workers of `pipeline` that run. Only processes with a pool have the series: 0
+/// would mean that no worker runs.
+pub(crate) fn workers_share(pipeline: &PipelineName) -> Gauge {
+    let gauge = gauge!(WORKERS_SHARE, "pipeline" => pipeline.as_str().to_owned());
+    gauge.set(1.0);
+    gauge
 }
 
 /// Attempts of `pipeline` that are not kept.

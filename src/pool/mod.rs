@@ -55,7 +55,7 @@ use crate::handler::{AnyHandler, Environment};
 use crate::history::Recorder;
 use crate::id::{BotId, Shard};
 use crate::lifecycle::Shutdown;
-use crate::metrics::PipelineMetrics;
+use crate::metrics::{PipelineMetrics, workers_share};
 use crate::presence::Meter;
 use crate::pressure::Pressure;
 use crate::queue::wake::{Listener, Wake};
@@ -136,6 +136,7 @@ pub(crate) struct Shared {
     environment: Environment,
     signing_key: SigningKey,
     metrics: PipelineMetrics,
+    workers_share: metrics::Gauge,
     meter: Arc<Meter>,
     shutdown: Shutdown,
     board: Arc<Board>,
@@ -214,6 +215,14 @@ impl Shared {
         Duration::ZERO
     }
 
+    /// Shows the demand of `wanted` workers, within the limits over all processes.
+    fn show_demand(&self, wanted: usize) {
+        let max = self.settings.workers.max;
+        let busy = self.occupancy.held().min(max);
+        let needed = self.total.as_ref().map_or(wanted, |total| total.needed(wanted, busy));
+        self.metrics.demand_ratio.set(small(needed) / small(max));
+    }
+
     /// Counts a busy worker until it is dropped.
     fn busy(&self) -> impl Drop + use<> {
         struct Busy(metrics::Gauge, Arc<Meter>);
@@ -248,6 +257,7 @@ impl Pool {
             commit::committer(queue.clone(), dead_max, Arc::clone(&board), metrics.clone());
         shutdown.spawn(committer);
         let shared = Shared {
+            workers_share: workers_share(queue.name()),
             queue,
             settings,
             limits,
@@ -323,9 +333,10 @@ impl Pool {
                 continue;
             }
             shared.occupancy.set_wanted(true);
-            let room = room(&shared, &mut scaler, started.elapsed());
+            let (room, wanted) = room(&shared, &mut scaler, started.elapsed());
             let slack = i64::try_from(shared.estimate.slice().min(FAIR_SLICE).as_micros());
             let Permitted { room, leases, reserved, closed } = within_total(&shared, room).await;
+            shared.show_demand(wanted);
             let asks = shared.board.next_round(leases, slack.unwrap_or(0));
             let reserved = total::Reserved::split(&shared, reserved, &asks);
             if asks.is_empty() {
@@ -393,7 +404,7 @@ async fn within_total(shared: &Arc<Shared>, room: usize) -> Permitted {
         return Permitted { room, leases: 0, reserved: None, closed: None };
     }
     let asked = total.reserve(shared, room).await;
-    let closed = (room > 0 && asked.leases == 0).then(|| total.closed_until());
+    let closed = (room > 0 && asked.leases == 0).then(|| total.close());
     Permitted { room: asked.leases, leases: asked.leases, reserved: Some(asked), closed }
 }
 
@@ -436,8 +447,8 @@ impl Listener for Subscriber {
     }
 }
 
-/// The number of bots that may be claimed now.
-fn room(shared: &Shared, scaler: &mut Scaler, now: Duration) -> usize {
+/// The number of bots that may be claimed now, and the number of workers that the load needs.
+fn room(shared: &Shared, scaler: &mut Scaler, now: Duration) -> (usize, usize) {
     let held = shared.occupancy.held();
     let oldest_age = Duration::from_micros(shared.oldest_us.load(Ordering::Relaxed));
     let max = shared.settings.workers.max;
@@ -445,11 +456,10 @@ fn room(shared: &Shared, scaler: &mut Scaler, now: Duration) -> usize {
     let load = Load { ready: shared.board.ready(), busy: held.min(max) as u64, oldest_age, slice };
     let share = share(shared);
     let target = of_share(scaler.target(load, now), share, shared.settings.workers.min);
-    shared.metrics.workers_share.set(share);
+    shared.workers_share.set(share);
     shared.metrics.workers_target.set(small(target));
     shared.meter.target.store(target, Ordering::Relaxed);
     let wanted = usize::try_from(scale::wanted(load)).unwrap_or(usize::MAX);
-    shared.metrics.demand_ratio.set(small(wanted) / small(max));
     let busy = held.min(target);
     shared.metrics.workers_idle.set(small(target - busy));
     let ahead = if slice.is_zero() {
@@ -461,7 +471,8 @@ fn room(shared: &Shared, scaler: &mut Scaler, now: Duration) -> usize {
     shared.occupancy.set_limit(target + ahead);
     let room = (target + ahead).saturating_sub(held);
     // With much prefetching, a few free places are not worth a round trip while others are in use.
-    if ahead >= CLAIM_WORTH && held > 0 && room < CLAIM_WORTH { 0 } else { room }
+    let waits = ahead >= CLAIM_WORTH && held > 0 && room < CLAIM_WORTH;
+    (if waits { 0 } else { room }, wanted)
 }
 
 /// The share of the full work that the slowest store allows.

@@ -72,6 +72,8 @@ struct State {
     stamp: u64,
     /// It asks no earlier.
     again: Instant,
+    /// Until then, the limits count as reached.
+    reached_until: Instant,
 }
 
 /// What a process asks for.
@@ -89,7 +91,16 @@ struct Wish {
 
 impl State {
     fn new(now: Instant) -> Self {
-        Self { slices: 0, until: now, asked: 0, tokens: 0, arrived_at: now, stamp: 0, again: now }
+        Self {
+            slices: 0,
+            until: now,
+            asked: 0,
+            tokens: 0,
+            arrived_at: now,
+            stamp: 0,
+            again: now,
+            reached_until: now,
+        }
     }
 
     /// Takes what may be claimed at most, and at most `room` leases. `held`: the number of leases that
@@ -166,6 +177,20 @@ impl State {
         };
     }
 
+    /// It got nothing. Returns when it may ask again.
+    fn close(&mut self, now: Instant) -> Instant {
+        // A limit that is still reached then refuses it again before this ends.
+        self.reached_until = self.again.max(now) + AGAIN;
+        self.again
+    }
+
+    /// The number of workers that the load needs: `wanted`, or the `busy` ones while the limits refuse
+    /// more. What they refuse is no demand: other processes would not get it either.
+    fn needed(&self, limits: Totals, wanted: usize, busy: usize, now: Instant) -> usize {
+        let most = limits.concurrency.unwrap_or(usize::MAX);
+        if now < self.reached_until { busy } else { wanted.min(most) }
+    }
+
     fn answered(&mut self, limits: Totals, asked: Asked, leases: usize) {
         self.asked = self.asked.saturating_sub(asked.leases);
         self.put_back(limits, asked.leases.saturating_sub(leases), asked.stamp);
@@ -227,9 +252,14 @@ impl Total {
         asked
     }
 
-    /// When it may ask again. The time may have passed meanwhile.
-    pub(super) fn closed_until(&self) -> Instant {
-        self.state().again
+    /// It got nothing. Returns when it may ask again; the time may have passed meanwhile.
+    pub(super) fn close(&self) -> Instant {
+        self.state().close(Instant::now())
+    }
+
+    /// The number of workers that the load needs, see [`State::needed`].
+    pub(super) fn needed(&self, wanted: usize, busy: usize) -> usize {
+        self.state().needed(self.limits, wanted, busy, Instant::now())
     }
 
     /// When slices must end unless they are renewed.

@@ -254,7 +254,7 @@ impl Sampler {
         self.quiet_until = None;
         self.minute = Minute::default();
         for sampled in &self.pipelines {
-            show(&sampled.metrics, &PipelineView::default());
+            show(&sampled.metrics, &PipelineView::default(), 0);
             sampled.metrics.throttled.set(0.0);
             if let Some(gauges) = &sampled.gauges {
                 gauges.show(&Seen::default());
@@ -285,7 +285,7 @@ impl Sampled {
         let Self { queue, metrics, gauges, keep_dead } = self;
         let view = queue.view(clock.now()).await?;
         found.quiet &= view.depth == 0 && view.leased + view.parked == 0;
-        show(metrics, &view);
+        show(metrics, &view, queue.limits().linger_ms);
         // A bot without tokens is parked.
         let throttled = if view.parked > 0 { queue.throttled().await? } else { None };
         #[expect(clippy::cast_precision_loss, reason = "a count of bots")]
@@ -315,7 +315,7 @@ impl Sampled {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of what fits into memory")]
-fn show(metrics: &PipelineMetrics, view: &PipelineView) {
+fn show(metrics: &PipelineMetrics, view: &PipelineView, linger_ms: u64) {
     metrics.depth.set(view.depth as f64);
     metrics.ready.set(view.ready as f64);
     metrics.leased.set(view.leased as f64);
@@ -324,5 +324,31 @@ fn show(metrics: &PipelineMetrics, view: &PipelineView) {
     metrics.paused.set(view.paused as f64);
     metrics.set_aside.set(view.set_aside as f64);
     metrics.dead_letters.set(view.dead as f64);
-    metrics.oldest_age.set(view.oldest_age_ms as f64 / 1_000.0);
+    // Events that wait for others on purpose are not late.
+    let late_ms = view.oldest_age_ms.saturating_sub(linger_ms);
+    metrics.oldest_age.set(late_ms as f64 / 1_000.0);
+}
+
+#[cfg(test)]
+mod tests {
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
+    use super::*;
+
+    #[test]
+    fn an_event_that_waits_for_others_has_no_age_until_linger_is_over() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let name = PipelineName::parse("p").unwrap();
+        let of_pipeline = ::metrics::with_local_recorder(&recorder, || PipelineMetrics::new(&name));
+        let shown = |oldest_age_ms| {
+            let view = PipelineView { oldest_age_ms, ..PipelineView::default() };
+            show(&of_pipeline, &view, 60_000);
+            let text = recorder.handle().render();
+            let mut lines = text.lines();
+            let line = lines.find(|line| line.starts_with("fairlane_queue_oldest_age_seconds{"));
+            line.and_then(|line| line.rsplit_once(' ')).map(|(_, age)| age.to_owned())
+        };
+        let ages = [59_999, 60_000, 90_500].map(shown);
+        assert_eq!(ages, ["0", "0", "30.5"].map(|age| Some(age.to_owned())));
+    }
 }

@@ -226,9 +226,11 @@ impl Breakers {
         seat.line.turn_away(Refused { now, earliest, places, interval, again })
     }
 
-    /// The hosts with open breakers, those with the largest numbers of failures first.
+    /// The hosts with open breakers, those with the largest numbers of failures first. Without those
+    /// that are no longer called: it forgets them.
     pub(crate) fn open(&self, now: Instant) -> Vec<Breaker> {
-        let state = self.lock();
+        let mut state = self.lock();
+        state.sweep(now);
         let circuits = state.hosts.iter().filter(|(_, host)| host.shown);
         let circuits = circuits.map(|(target, host)| (target, &host.circuit));
         let seats = state.bots.values().flatten().map(|(target, seat)| (target, &seat.circuit));
@@ -293,9 +295,8 @@ impl State {
             let uses = self.bots.values().flat_map(|seats| seats.values().map(|seat| seat.used));
             let before = median(uses.collect());
             self.forget(None, |seat| seat.used <= before);
-        } else if self.swept.is_none_or(|swept| now.saturating_duration_since(swept) >= SWEEP) {
-            self.swept = Some(now);
-            self.forget(None, |seat| now.saturating_duration_since(seat.used) >= FORGET);
+        } else {
+            self.sweep(now);
         }
         let target = match self.hosts.get_key_value(&target) {
             Some((target, _)) => Arc::clone(target),
@@ -307,6 +308,14 @@ impl State {
         let seats = self.bots.entry(bot.clone()).or_default();
         seats.insert(Arc::clone(&target), Seat::new(now));
         target
+    }
+
+    /// Forgets bots and hosts without a recent call, at most once per [`SWEEP`].
+    fn sweep(&mut self, now: Instant) {
+        if self.swept.is_none_or(|swept| now.saturating_duration_since(swept) >= SWEEP) {
+            self.swept = Some(now);
+            self.forget(None, |seat| now.saturating_duration_since(seat.used) >= FORGET);
+        }
     }
 
     /// Whether connections of `bot` to `target` stay open after a request. Decided again when the

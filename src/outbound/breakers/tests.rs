@@ -173,6 +173,17 @@ fn unused_hosts_are_forgotten() {
 }
 
 #[test]
+fn an_open_breaker_of_a_host_that_is_no_longer_called_ends_after_ten_minutes() {
+    let (breakers, now) = (limited(16, 0), Instant::now());
+    fail(&breakers, FAILURES, now);
+    let before = now + FORGET - Duration::from_millis(1);
+    assert_eq!(breakers.open(before).len(), 1);
+    assert_eq!(breakers.open(before + SWEEP), []);
+    let state = breakers.lock();
+    assert!(state.hosts.is_empty() && state.bots.is_empty(), "{state:?}");
+}
+
+#[test]
 fn a_failing_path_of_one_bot_opens_the_breaker_of_no_other() {
     let (breakers, mut now) = (limited(16, 0), Instant::now());
     for _ in 0..10 {

@@ -108,6 +108,20 @@ fn a_process_without_a_token_asks_again_when_the_next_one_comes() {
 }
 
 #[test]
+fn what_the_limits_refuse_is_no_demand() {
+    let now = Instant::now();
+    let mut state = with(SLICES, answer(2, 0), now);
+    assert_eq!(state.needed(SLICES, 100, 2, now), 8, "all processes may use 8");
+    assert_eq!(state.needed(EVENTS, 100, 2, now), 100);
+    state.again = now + Duration::from_secs(60);
+    assert_eq!(state.close(now), state.again);
+    let end = state.again + AGAIN;
+    for (at, needed) in [(now, 2), (end - Duration::from_nanos(1), 2), (end, 100)] {
+        assert_eq!(state.needed(EVENTS, 100, 2, at), needed);
+    }
+}
+
+#[test]
 fn the_slices_of_a_claim_share_the_tokens_that_are_left() {
     let now = Instant::now();
     for (tokens, leases, usual, share, left) in

@@ -180,6 +180,23 @@ async fn without_room_the_lower_classes_are_refused_and_health_and_operators_are
 }
 
 #[tokio::test]
+async fn the_gauges_show_the_requests_in_flight_also_while_none_is_answered() {
+    let server = RedisServer::start(Options::default());
+    let (process, client) = start(&server, &[("admission.limit_max", "8")]).await;
+    let gauges = async || {
+        let (_, text) = get(&process.metrics(), "/metrics").await;
+        ["fairlane_inflight", "fairlane_http_demand_ratio"].map(|name| metric(&text, name, &[]))
+    };
+    server.sigstop();
+    let hanging = hang(&client, 6).await;
+    eventually(LONG, "six are in flight", async || gauges().await[0] == Some(6.0)).await;
+    server.sigcont();
+    hanging.join_all().await;
+    eventually(LONG, "none is, and there is no demand", async || gauges().await == [Some(0.0); 2])
+        .await;
+}
+
+#[tokio::test]
 async fn over_its_quota_a_bot_is_served_while_there_is_room_and_told_429_when_there_is_not() {
     let server = RedisServer::start(Options::default());
     let quota = [("admission.bot_rate", "1"), ("admission.limit_max", "8")];

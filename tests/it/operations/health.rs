@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use fairlane::metrics::METRICS;
 
+use crate::support::config::config;
 use crate::support::fleet::{Fleet, metrics_address};
 use crate::support::http::{get, metric};
 use crate::support::mongo::{self, MongoServer, free_port};
-use crate::support::redis::{Options, Persistence};
+use crate::support::redis::{Options, Persistence, RedisServer};
+use crate::support::served::Served;
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -16,6 +18,7 @@ const LONG: Duration = Duration::from_secs(30);
 const FROM_THE_START: &[(&str, &[(&str, &str)])] = &[
     ("bus_events_total", &[("stream", "fairlane:events")]),
     ("bus_lag_events", &[("stream", "fairlane:events")]),
+    ("bus_pipelines", &[]),
     ("bus_gap_total", &[("stream", "fairlane:events")]),
     ("unmatched_total", &[("type", "other")]),
     ("bus_invalid_total", &[("reason", "field")]),
@@ -56,6 +59,10 @@ const FROM_THE_START: &[(&str, &[(&str, &str)])] = &[
     ("reads_refused_total", &[("store", "redis")]),
     ("reads_refused_total", &[("store", "mongodb")]),
     ("admission_total", &[("class", "p2"), ("decision", "shed")]),
+    ("shed_total", &[("class", "p0"), ("route", "/readyz"), ("reason", "critical")]),
+    ("shed_total", &[("class", "p1"), ("route", "/v1/pipelines"), ("reason", "capacity")]),
+    ("shed_total", &[("class", "p1"), ("route", "/v1/pipelines"), ("reason", "wait")]),
+    ("shed_total", &[("class", "p1"), ("route", "/v1/pipelines"), ("reason", "displaced")]),
     ("shed_false_positives_total", &[]),
     ("inflight", &[]),
     ("inflight_limit", &[]),
@@ -126,6 +133,32 @@ async fn every_metric_is_there_and_counters_start_at_zero() {
         assert!(metric(&text, "fairlane_script_seconds_count", &labels) > Some(0.0), "{name}");
     }
     assert!(!text.contains("bot-"), "a label holds a bot");
+}
+
+#[tokio::test]
+async fn without_a_pipeline_that_takes_events_from_the_bus_no_reader_is_missing() {
+    let only = [("pipelines.test.enabled", "false"), ("pipelines.notifications.enabled", "true")];
+    let mut fleet = Fleet::new(Options::default(), 1, &only);
+    fleet.start(1).await;
+    let text = fleet.metrics(0).await;
+    let shown = |name: &str, labels: &[(&str, &str)]| metric(&text, name, labels);
+    assert_eq!(shown("fairlane_bus_lag_events", &[("stream", "fairlane:events")]), None);
+    assert_eq!(shown("fairlane_bus_pipelines", &[]), Some(0.0), "so the alert knows why");
+}
+
+#[tokio::test]
+async fn only_a_process_that_handles_events_shows_the_share_of_its_workers() {
+    let server = RedisServer::start(Options::default());
+    let config = config(&server, "test", &[("pipelines.test.handler", "\"log\"")]);
+    let share = async |process: &Served| {
+        let (_, text) = get(&process.metrics(), "/metrics").await;
+        metric(&text, "fairlane_workers_share", &[("pipeline", "test")])
+    };
+    let without = Served::start_as(&config, "ingest,http,schedule").await;
+    assert_eq!(share(&without).await, None);
+    let worker = Served::start_as(&config, "work").await;
+    eventually(LONG, "its workers run", async || share(&worker).await > Some(0.0)).await;
+    assert_eq!(share(&without).await, None);
 }
 
 #[tokio::test]

@@ -186,6 +186,9 @@ fn the_scripts_make_and_delete_what_the_service_uses() {
     let home = setting("WorkingDirectory");
     let sysusers = text("deploy/debian/sysusers.conf");
     assert!(sysusers.contains(&format!("\nu {user} - \"Fairlane\" {home}\n")), "{sysusers}");
+    // Debian 12 has no /etc/sysusers.d.
+    let installed = "install -D -m 644 deploy/debian/sysusers.conf /etc/sysusers.d/";
+    assert!(text("docs/install.md").contains(installed), "{installed}");
     for place in ["/etc/fairlane/tokens", "/etc/fairlane/secrets", &home] {
         assert!(script("postinst").contains(place), "{place} is not made");
     }

@@ -286,6 +286,17 @@ fn fairlane_listens_where_kubernetes_and_prometheus_ask_it() {
                 list(&asked[0]["spec"]["ports"]).iter().map(|port| string(&port["name"])).collect();
             for endpoint in list(&monitor["spec"]["endpoints"]) {
                 assert!(names.contains(string(&endpoint["port"])), "{endpoint}");
+                let relabeling = &list(&endpoint["relabelings"])[0];
+                assert_eq!(relabeling["sourceLabels"][0], "__meta_kubernetes_namespace");
+                assert_eq!(
+                    relabeling["targetLabel"], "job",
+                    "alerts keep installations apart by it"
+                );
+                let job = string(&relabeling["replacement"]);
+                assert!(
+                    job.contains("fairlane") && job.contains("$1"),
+                    "{job}: FairlaneProcessDown"
+                );
             }
         }
     }

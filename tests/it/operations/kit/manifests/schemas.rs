@@ -68,6 +68,14 @@ fn service_monitor() -> Value {
     let text = json!({ "type": "string" });
     let labels = json!({ "type": "object", "additionalProperties": text });
     let duration = json!({ "type": "string", "pattern": "^[0-9]+(ms|s|m|h)$" });
+    let relabeling = object(
+        3,
+        &[
+            ("sourceLabels", list(&text)),
+            ("targetLabel", text.clone()),
+            ("replacement", text.clone()),
+        ],
+    );
     let endpoint = object(
         1,
         &[
@@ -75,6 +83,7 @@ fn service_monitor() -> Value {
             ("path", text.clone()),
             ("interval", duration.clone()),
             ("scrapeTimeout", duration),
+            ("relabelings", list(&relabeling)),
         ],
     );
     resource(object(
