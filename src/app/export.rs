@@ -72,7 +72,7 @@ impl Exporting {
 }
 
 /// The headers for the collector.
-fn headers(config: &TracingConfig) -> Result<HeaderMap, AppError> {
+pub(crate) fn headers(config: &TracingConfig) -> Result<HeaderMap, AppError> {
     let Some(path) = &config.headers_file else { return Ok(HeaderMap::new()) };
     let text = fs::read(path).map_err(|error| AppError::Tracing {
         problem: format!(

@@ -20,7 +20,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub(super) struct ConfigArgs {
     /// Print the settings in force instead: those that the file or the environment sets, with their
-    /// values and where they come from. Secrets are hidden.
+    /// values and where they come from. Secrets and the queries of URLs are hidden.
     #[arg(long)]
     effective: bool,
     /// With --effective: also those that are the default.

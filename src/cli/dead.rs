@@ -11,7 +11,8 @@ use super::session::Session;
 use crate::clock::{Clock as _, SystemClock, millis};
 use crate::config::Config;
 use crate::id::{BotId, LetterId, PipelineName};
-use crate::queue::DeadLetter;
+use crate::queue::{BulkStopped, DeadLetter};
+use crate::telemetry::harmless_json;
 use crate::trail::Action as Act;
 
 const EXAMPLES: &str = "\
@@ -179,14 +180,16 @@ async fn list(
 fn describe(output: Output, Listed { pipeline, letter }: &Listed) -> String {
     let died = duration(millis(SystemClock.now()).saturating_sub(letter.time_ms));
     let event = match &letter.event {
-        Some(event) => serde_json::to_string_pretty(event)
-            .unwrap_or_else(|error| format!("(cannot be shown: {error})")),
+        Some(event) => serde_json::to_string_pretty(event).map_or_else(
+            |error| format!("(cannot be shown: {error})"),
+            |event| harmless_json(&event).into_owned(),
+        ),
         None => "(not readable: the record is damaged or of a newer version)".to_owned(),
     };
     format!(
         "{} of bot {} in pipeline {pipeline}\ndied      {died} ago\nattempts  {}\nreason    {}\n\n{event}",
         output.paint(Tone::Strong, &letter.id.to_string()),
-        letter.bot,
+        plain(letter.bot.as_str()),
         number(letter.attempts.into()),
         plain(&letter.reason),
     )
@@ -227,7 +230,10 @@ async fn redrive(
             ),
         };
         confirm(&question, yes, what)?;
-        let work = async { Ok(queue.redrive_all(bot, until).await?) };
+        let work = async {
+            let redriven = queue.redrive_all(bot, until).await;
+            redriven.map_err(|error| stopped("put back", error))
+        };
         session.act(on(&pipeline, "redrive all", bot), work, operator::number).await?
     };
     output.show(&Counted { pipeline, letters }, |counted| {
@@ -270,7 +276,10 @@ async fn drop_letters(
             ),
         };
         confirm(&question, yes, what)?;
-        let work = async { Ok(queue.drop_dead_letters(bot, until).await?) };
+        let work = async {
+            let dropped = queue.drop_dead_letters(bot, until).await;
+            dropped.map_err(|error| stopped("deleted", error))
+        };
         session.act(on(&pipeline, "drop all", bot), work, operator::number).await?
     };
     output.show(&Counted { pipeline, letters }, |counted| {
@@ -283,6 +292,43 @@ fn on(pipeline: &PipelineName, name: &str, bot: Option<&BotId>) -> Act {
     Act::new(name).in_pipeline(pipeline).of_bot(bot)
 }
 
+/// `deed`: what was done to the letters before that.
+fn stopped(deed: &str, BulkStopped { done, source }: BulkStopped) -> CliError {
+    let source = CliError::from(source);
+    if done == 0 {
+        return source;
+    }
+    let done = format!("{deed} at least {}", count(done, "dead letter"));
+    CliError::LettersStopped { source: Box::new(source), done }
+}
+
 fn no_letter(pipeline: &PipelineName, id: LetterId) -> CliError {
     CliError::NoDeadLetter { pipeline: pipeline.clone(), id }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Event;
+
+    #[test]
+    fn an_event_is_shown_as_json_that_cannot_control_the_terminal() {
+        let (bot, data) = (BotId::parse("a\u{202e}b").unwrap(), "\u{7f} \u{9b}2J \u{2066}");
+        let event = Event::builder("t", &bot).id("1").data(&data).unwrap().build().unwrap();
+        let letter = DeadLetter {
+            id: "3.1763640000000-0".parse().unwrap(),
+            bot,
+            reason: "because".to_owned(),
+            attempts: 1,
+            time_ms: 0,
+            event: Some(event),
+        };
+        let listed = Listed { pipeline: PipelineName::parse("p").unwrap(), letter };
+        let shown = describe(Output::new(false), &listed);
+        let harmful = ['\u{202e}', '\u{7f}', '\u{9b}', '\u{2066}'];
+        assert!(!shown.contains(harmful), "{shown:?}");
+        let (_, json) = shown.split_once("\n\n").unwrap();
+        let json: serde_json::Value = serde_json::from_str(json).unwrap();
+        assert_eq!((&json["botid"], &json["data"]), (&"a\u{202e}b".into(), &data.into()));
+    }
 }

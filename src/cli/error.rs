@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::remedy::explain;
 use crate::app::AppError;
 use crate::config::ConfigError;
 use crate::formats::TooNew;
@@ -42,8 +43,8 @@ pub enum CliError {
     /// The private Redis cannot be started or stopped.
     #[error(transparent)]
     Private(#[from] PrivateRedisError),
-    /// Redis is unavailable.
-    #[error("{0}; start that Redis, or correct redis.url (FAIRLANE__REDIS__URL)")]
+    /// Redis is unavailable, or refuses the command for a while.
+    #[error("{}; {}", .0, explain(.0).1)]
     Away(#[source] RedisError),
     /// The private Redis does not answer.
     #[error("the private Redis under {} does not answer within {seconds} s: it hangs, loads its data, or starts; its log is in that directory", dir.display())]
@@ -54,11 +55,8 @@ pub enum CliError {
         seconds: u64,
     },
     /// Redis does not answer.
-    #[error("{0}; start that Redis, or correct redis.url (FAIRLANE__REDIS__URL)")]
+    #[error("{0}; to see why: fairlane check")]
     NoAnswer(String),
-    /// Redis has no memory left.
-    #[error("{0}; raise its maxmemory, or let `fairlane serve` drain the queues")]
-    Full(#[source] RedisError),
     /// Redis refused or failed a command.
     #[error(transparent)]
     Store(RedisError),
@@ -169,6 +167,16 @@ pub enum CliError {
         "pipeline {0} is enabled: set `enabled = false` in [pipelines.{0}] and reload every process, then drop it"
     )]
     StillEnabled(PipelineName),
+    /// A pipeline that a process runs cannot be dropped.
+    #[error(
+        "process {process} runs pipeline {pipeline}: remove it from the configuration of that process and reload it, then drop the pipeline; a process that was killed counts as running for 16 s"
+    )]
+    StillRuns {
+        /// The name of the pipeline.
+        pipeline: PipelineName,
+        /// The machine and process id.
+        process: String,
+    },
     /// The receiver cannot accept connections.
     #[error("the receiver cannot accept any more: {0}")]
     Receiver(#[source] io::Error),
@@ -213,6 +221,15 @@ pub enum CliError {
         pipeline: PipelineName,
         /// The id of the dead letter.
         id: LetterId,
+    },
+    /// An action on many dead letters stopped early.
+    #[error("{source}; before that, it {done}; it is safe to repeat the command")]
+    LettersStopped {
+        /// The cause.
+        #[source]
+        source: Box<CliError>,
+        /// What was done before that, such as "deleted at least 3 dead letters".
+        done: String,
     },
     /// The input cannot be opened.
     #[error("{name}: cannot be opened: {source}")]
@@ -348,18 +365,18 @@ impl CliError {
             | Self::PrivateSilent { .. }
             | Self::Away(_)
             | Self::NoAnswer(_)
-            | Self::Full(_)
             | Self::Bus(_)
             | Self::Store(RedisError::Version { .. })
             | Self::ImportStopped { passing: true, .. } => Exit::Unavailable,
             Self::App(error) => of_app(error),
             Self::Sandbox(error) => error.into(),
-            Self::PublishStopped { source, .. } | Self::ReplayStopped { source, .. } => {
-                source.exit()
-            }
+            Self::PublishStopped { source, .. }
+            | Self::ReplayStopped { source, .. }
+            | Self::LettersStopped { source, .. } => source.exit(),
             Self::Findings { exit, .. } => *exit,
             Self::Store(_)
             | Self::StillEnabled(_)
+            | Self::StillRuns { .. }
             | Self::NoDeadLetter { .. }
             | Self::Input { .. }
             | Self::LinesRefused(_)
@@ -384,13 +401,7 @@ impl CliError {
 
 impl From<RedisError> for CliError {
     fn from(error: RedisError) -> Self {
-        if error.is_full() {
-            Self::Full(error)
-        } else if error.is_passing() {
-            Self::Away(error)
-        } else {
-            Self::Store(error)
-        }
+        if error.is_passing() { Self::Away(error) } else { Self::Store(error) }
     }
 }
 

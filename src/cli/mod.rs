@@ -21,6 +21,7 @@ mod output;
 mod pipelines;
 mod publish;
 mod receiver;
+mod remedy;
 mod replay;
 mod secret;
 mod serve;

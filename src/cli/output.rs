@@ -2,9 +2,12 @@
 //! only on a terminal, and not with `NO_COLOR`.
 
 use std::io::{self, IsTerminal as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::time::Duration;
 
 use clap::builder::styling::{AnsiColor, Effects, Style};
 use comfy_table::{CellAlignment, ContentArrangement, presets};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
 use super::error::CliError;
@@ -13,6 +16,8 @@ use crate::telemetry;
 
 /// Maximum length of a cell, in characters. Longer texts are cut; `--json` shows them completely.
 const CELL_MAX: usize = 80;
+/// Interval of looking whether standard output still has a reader.
+pub(super) const LOOK: Duration = Duration::from_millis(500);
 
 /// The form of a command's answer on standard output.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +52,8 @@ impl Output {
         human: impl FnOnce(&T) -> String,
     ) -> Result<(), CliError> {
         let text = if self.json {
-            serde_json::to_string_pretty(value).map_err(CliError::Json)?
+            let json = serde_json::to_string_pretty(value).map_err(CliError::Json)?;
+            telemetry::harmless_json(&json).into_owned()
         } else {
             human(value)
         };
@@ -97,6 +103,22 @@ pub(super) fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
+/// Waits until standard output is a pipe that nothing reads any more (`| head`).
+pub(super) async fn unread() {
+    while !has_no_reader() {
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Whether standard output is a pipe without a reader.
+pub(super) fn has_no_reader() -> bool {
+    let out = io::stdout();
+    let mut fds = [PollFd::from_borrowed_fd(out.as_fd(), PollFlags::empty())];
+    let immediately = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let looked = poll(&mut fds, Some(&immediately));
+    looked.is_ok() && fds[0].revents().intersects(PollFlags::ERR | PollFlags::NVAL)
+}
+
 /// Rows under headers, one line each.
 #[derive(Debug)]
 pub struct Table {
@@ -141,17 +163,10 @@ impl Table {
     }
 }
 
-/// Escapes control characters, so that text from outside cannot control the terminal.
+/// Escapes control characters and those that change the order of a line, so that text from outside
+/// cannot control the terminal.
 pub(super) fn plain(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() {
-            safe.extend(c.escape_default());
-        } else {
-            safe.push(c);
-        }
-    }
-    safe
+    telemetry::harmless(text).into_owned()
 }
 
 fn shorten(text: &str) -> String {
@@ -207,8 +222,9 @@ mod tests {
     #[test]
     fn control_characters_are_shown_instead_of_obeyed() {
         let mut table = Table::new(&["REASON"]);
-        table.row(&["\u{1b}[2Jgone\nnext".to_owned()]);
-        assert_eq!(PLAIN.table(&table), "REASON\n\\u{1b}[2Jgone\\nnext");
+        table.row(&["\u{1b}[2Jgone\nnext \u{9b}1m \u{202e}".to_owned()]);
+        let shown = "REASON\n\\u{1b}[2Jgone\\nnext \\u{9b}1m \\u{202e}";
+        assert_eq!(PLAIN.table(&table), shown);
         assert_eq!(shorten(&"é".repeat(81)), "é".repeat(79) + "…");
     }
 

@@ -13,6 +13,7 @@ use super::status::{pipeline_table, read_pipelines};
 use crate::clock::{Clock as _, SystemClock, millis};
 use crate::config::Config;
 use crate::id::PipelineName;
+use crate::presence;
 use crate::problems::PipelineFacts;
 use crate::queue::PauseNote;
 use crate::trail::{Action as Act, Reason};
@@ -40,7 +41,7 @@ Examples:
   fairlane pipelines drop old-billing --yes
 
 Deletes its queued and delayed events, dead letters and settings of bots. Refused while the
-pipeline is enabled in the configuration.";
+pipeline is enabled in the configuration, or a process runs it.";
 
 /// Arguments of `fairlane pipelines`.
 #[derive(Debug, Args)]
@@ -157,6 +158,12 @@ async fn drop_pipeline(
     session.pipelines_or(Some(name)).await?;
     if session.config.pipelines.get(name).is_some_and(|config| config.enabled) {
         return Err(CliError::StillEnabled(name.clone()));
+    }
+    // The servers may have another configuration than this command.
+    let processes = session.processes().await?;
+    if let Some(process) = presence::running(&processes, name).next() {
+        let (pipeline, process) = (name.clone(), process.at());
+        return Err(CliError::StillRuns { pipeline, process });
     }
     let view = session.view(name).view(SystemClock.now()).await?;
     let (events, dead_letters) = (view.depth + view.delayed, view.dead);

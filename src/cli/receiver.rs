@@ -9,7 +9,7 @@ use clap::Args;
 use url::Url;
 
 use super::error::CliError;
-use super::output::{Output, Tone, print};
+use super::output::{Output, Tone, plain, print, unread};
 use crate::app::AppError;
 use crate::config::Config;
 use crate::http;
@@ -17,6 +17,7 @@ use crate::id::BotId;
 use crate::lifecycle::Shutdown;
 use crate::outbound::sign::Secret;
 use crate::receiver::{self, Behaviour, Told};
+use crate::telemetry::harmless_json;
 
 /// Time that calls in flight get to end after the first signal.
 const GRACE: Duration = Duration::from_secs(5);
@@ -118,12 +119,23 @@ pub(super) async fn receiver(config: &Config, args: ReceiverArgs) -> Result<(), 
             )?;
         }
     }
-    let stop = shutdown.soft.clone();
+    let (stop, closed) = (shutdown.soft.clone(), shutdown.soft.clone());
+    // Behind `| head`, it would run on unseen.
+    shutdown.spawn(async move {
+        tokio::select! {
+            biased;
+            () = closed.cancelled() => {}
+            () = unread() => closed.cancel(),
+        }
+    });
     let json = args.json;
     let tell = move |told: &Told| {
-        let line =
-            if json { serde_json::to_string(told).unwrap_or_default() } else { line(output, told) };
-        // Stop if standard output is closed.
+        let line = if json {
+            harmless_json(&serde_json::to_string(told).unwrap_or_default()).into_owned()
+        } else {
+            line(output, told)
+        };
+        // Stop if standard output cannot be written.
         if print(&line).is_err() {
             stop.cancel();
         }
@@ -152,20 +164,22 @@ fn line(output: Output, told: &Told) -> String {
     };
     let seen = if told.again { "again" } else { "new" };
     let status = output.paint(tone, &status);
-    let mut line =
-        format!("{time:<12}  {status}  {signature:<9}  {seen:<5}  {} {}", told.method, told.path);
+    let (method, path) = (&told.method, plain(&told.path));
+    let mut line = format!("{time:<12}  {status}  {signature:<9}  {seen:<5}  {method} {path}");
     match &told.push {
         Some(push) => {
             let (events, again) = (push.events.len(), push.again);
             let _ = write!(
                 line,
                 "  bot {} fence {} attempt {}: {events} events, {again} again",
-                push.bot, push.fence, push.attempt
+                plain(&push.bot),
+                push.fence,
+                push.attempt
             );
         }
         None => {
             for text in [&told.id, &told.body].into_iter().filter(|text| !text.is_empty()) {
-                let _ = write!(line, "  {text}");
+                let _ = write!(line, "  {}", plain(text));
             }
         }
     }
@@ -173,4 +187,39 @@ fn line(output: Output, told: &Told) -> String {
         let _ = write!(line, "\n              {name}: {}", value.escape_debug());
     }
     line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::receiver::ToldPush;
+
+    #[test]
+    fn no_caller_controls_the_terminal() {
+        let harmful = "\u{7f}\u{9b}2J\u{202e}";
+        let push = |bot: &str| ToldPush {
+            bot: bot.to_owned(),
+            fence: 1,
+            attempt: 1,
+            events: Vec::new(),
+            again: 0,
+        };
+        let told = |push| Told {
+            time: "2026-01-01T00:00:00.000Z".to_owned(),
+            method: "POST".to_owned(),
+            path: format!("/{harmful}"),
+            status: Some(200),
+            signature: "good",
+            id: harmful.to_owned(),
+            again: false,
+            push,
+            headers: vec![("name".to_owned(), harmful.to_owned())],
+            body: harmful.to_owned(),
+        };
+        for told in [told(Some(push(harmful))), told(None)] {
+            let shown = line(Output::new(false), &told);
+            assert!(!shown.contains(['\u{7f}', '\u{9b}', '\u{202e}']), "{shown:?}");
+            assert!(shown.contains(r"/\u{7f}\u{9b}2J\u{202e}"), "{shown:?}");
+        }
+    }
 }

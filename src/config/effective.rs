@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use rustc_hash::FxBuildHasher;
 use serde::Serialize;
+use url::Url;
 
 use super::error::Origin;
 use super::layers::{Layers, Value};
@@ -20,7 +21,7 @@ const HIDDEN: &str = "\"***\"";
 pub struct Effective {
     /// Its key, dotted; a table of a list has its place from 0: `auth.tokens[0].name`.
     pub key: String,
-    /// Its value as TOML. A secret is `"***"`, and an address has no credentials.
+    /// Its value as TOML. A secret is `"***"`, and an address has neither credentials nor a query.
     pub value: String,
     /// `default`, `FILE:LINE`, or the name of the environment variable.
     pub from: String,
@@ -83,6 +84,10 @@ fn shown(key: &str, value: &Value) -> String {
         ("mongodb.url", Value::Text(text)) => {
             MongoUrl::parse(text).map_or_else(|_| HIDDEN.to_owned(), |url| quoted(&url.to_string()))
         }
+        (key, Value::Text(text)) if is_address(key) => address(text),
+        (key, Value::List(items)) if is_address(key) => {
+            list(items.iter().map(|item| address(item)))
+        }
         (key, Value::Text(_)) if is_secret(key) => HIDDEN.to_owned(),
         (key, Value::List(items)) if is_secret(key) => {
             list(items.iter().map(|_| HIDDEN.to_owned()))
@@ -98,8 +103,38 @@ fn shown(key: &str, value: &Value) -> String {
 
 /// Whether the value itself is a secret, and no name of a file.
 fn is_secret(key: &str) -> bool {
-    let name = key.rsplit('.').next().unwrap_or_default();
-    matches!(name, "password" | "token" | "nkey_seed" | "secrets")
+    matches!(name(key), "password" | "token" | "nkey_seed" | "secrets")
+}
+
+/// Whether the value is a URL or a list of URLs.
+fn is_address(key: &str) -> bool {
+    matches!(name(key), "url" | "endpoint" | "servers")
+}
+
+fn name(key: &str) -> &str {
+    key.rsplit('.').next().unwrap_or_default()
+}
+
+/// A URL without what may be a secret: its user and password, its query and its fragment.
+fn address(text: &str) -> String {
+    let Some(mut url) = Url::parse(text).ok().filter(Url::has_host) else {
+        return HIDDEN.to_owned();
+    };
+    let is_user = !url.username().is_empty() || url.password().is_some();
+    if !is_user && url.query().is_none() && url.fragment().is_none() {
+        return quoted(text);
+    }
+    if is_user {
+        // Both succeed, because the URL has a host.
+        let _ = url.set_username("***").and_then(|()| url.set_password(None));
+    }
+    if url.query().is_some() {
+        url.set_query(Some("***"));
+    }
+    if url.fragment().is_some() {
+        url.set_fragment(Some("***"));
+    }
+    quoted(url.as_str())
 }
 
 fn list(items: impl Iterator<Item = String>) -> String {
@@ -126,6 +161,11 @@ mod tests {
         servers = ["nats://host:4222"]
         stream = "EVENTS"
         token = "hunter2"
+        [tracing]
+        endpoint = "http://me:hunter2@otel.example:4318"
+        [pipelines.hooks]
+        handler = "push"
+        url = "https://hooks.example/x?token=hunter2#hunter2"
         [pipelines.tags]
         handler = "log"
         events = ["tag.*", "say \"hi\""]
@@ -159,6 +199,15 @@ mod tests {
     fn no_secret_is_shown() {
         let text = format!("{:?}", found());
         assert!(!text.contains("hunter2") && !text.contains("AAECAw"), "{text}");
-        assert!(text.contains("redis://***@db:6379"), "{text}");
+        for shown in [
+            "redis://***@db:6379",
+            "http://***@otel.example:4318",
+            "https://hooks.example/x?***#***",
+            "nats://host:4222",
+        ] {
+            assert!(text.contains(shown), "{shown}: {text}");
+        }
+        assert_eq!(address("me:hunter2@host"), HIDDEN, "it is no URL with a host");
+        assert_eq!(address("https://hooks.example"), "\"https://hooks.example\"");
     }
 }

@@ -17,6 +17,8 @@ use std::sync::Arc;
 use axum::http::{HeaderMap, HeaderName, header};
 use ipnet::IpNet;
 
+use super::proxy_protocol;
+
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// Maximum number of proxies in front of Fairlane.
 const HOPS_MAX: usize = 32;
@@ -42,6 +44,11 @@ impl Proxies {
     pub(super) fn trusts(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.nets.iter().any(|net| net.contains(&address))
+    }
+
+    /// The bytes that a probe from `address` must send before its request.
+    pub(crate) fn greeting(&self, address: IpAddr) -> &'static [u8] {
+        if self.speak_first && self.trusts(address) { &proxy_protocol::LOCAL } else { &[] }
     }
 
     /// The client of a request on a connection from `peer`.

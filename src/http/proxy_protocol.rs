@@ -17,6 +17,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
+/// The header of a connection that no client opened, such as a probe.
+pub(super) const LOCAL: [u8; 16] = *b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
 const VERSION_1: &[u8] = b"PROXY ";
 /// Maximum length of the part after the first 16 bytes.
 const LENGTH_MAX: usize = 4 << 10;
@@ -152,7 +154,7 @@ mod tests {
             (header(0x21, 0x21, &ipv6("::ffff:203.0.113.7")), Some("203.0.113.7")),
             (header(0x21, 0x00, &[]), None),
             (header(0x21, 0x31, &[0; 216]), None),
-            (header(0x20, 0x00, &[]), None),
+            (LOCAL.to_vec(), None),
             (header(0x20, 0x11, &ipv4([203, 0, 113, 7])), None),
         ] {
             let source = source.map(|text| text.parse().unwrap());

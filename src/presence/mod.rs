@@ -117,6 +117,13 @@ pub struct Process {
     pub long: Vec<LongSlice>,
 }
 
+impl Process {
+    /// Its machine and process id: what operators call it.
+    pub(crate) fn at(&self) -> String {
+        format!("{}:{}", self.host, self.pid)
+    }
+}
+
 /// The processes with an update in the last 16 s, sorted by host and start.
 ///
 /// # Errors
@@ -164,6 +171,14 @@ pub fn handler_of<'a>(
         let is_it = |slice: &&LongSlice| slice.pipeline == *pipeline && slice.bot == *bot;
         process.long.iter().find(is_it).map(|slice| (process, slice.since_ms))
     })
+}
+
+/// Those of `processes` that run `pipeline`.
+pub(crate) fn running<'a>(
+    processes: &'a [Process],
+    pipeline: &PipelineName,
+) -> impl Iterator<Item = &'a Process> {
+    processes.iter().filter(move |process| process.pipelines.contains_key(pipeline))
 }
 
 /// The sum of the rates and workers of `pipeline` over `processes`.

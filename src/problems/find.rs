@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::installation::{named, of_bus, of_processes, of_redis, unavailable};
+use super::installation::{of_bus, of_processes, of_redis, unavailable};
 use super::text::{argument, count, duration};
 use super::{Code, Facts, Finding, PipelineFacts, PipelineState, Severity};
 use crate::id::{BotId, PipelineName};
-use crate::presence::{Failures, Process};
+use crate::presence::{Failures, Process, running};
 use crate::queue::{Failing, PauseNote, Throttled};
 
 /// Milliseconds. An oldest event above this age is a finding.
@@ -107,7 +107,7 @@ fn failing_finding(
 ) -> Option<Finding> {
     let failures = failures(facts, name);
     let code = if failures.is_empty() { Code::BotsFail } else { Code::PipelineFails };
-    let processes = failures.iter().map(|(process, _)| named(process)).collect();
+    let processes = failures.iter().map(|(process, _)| process.at()).collect();
     let finding = if let Some(failing) = failing {
         let (problem, remedy) =
             (fails(name, failing, facts.now_ms), what_helps(name, &failing.bots[0]));
@@ -221,16 +221,26 @@ fn of_bots(
     found.extend(dead_finding(pipeline, &covers, None, now_ms));
 }
 
+fn unconfigured_finding(facts: &Facts, name: &PipelineName) -> Finding {
+    let problem = format!("pipeline {name} is in Redis but not in the configuration");
+    let runners: Vec<_> = running(&facts.processes, name).map(Process::at).collect();
+    if runners.is_empty() {
+        let remedy =
+            format!("configure [pipelines.{name}], or delete it: fairlane pipelines drop {name}");
+        return Finding::new(Code::NotConfigured, problem, remedy);
+    }
+    // Another configuration has it, so its events are handled.
+    let problem = format!("{problem}; it runs on {}", runners[0]);
+    let remedy = "use the configuration of that process: --config FILE".to_owned();
+    Finding::new(Code::NotConfigured, problem, remedy).of_processes(runners)
+}
+
 fn of_pipeline(facts: &Facts, pipeline: &PipelineFacts, found: &mut Vec<Finding>) {
     let PipelineFacts { name, state, view, failing, throttled, pace, .. } = pipeline;
     let now_ms = facts.now_ms;
     let mut add = |finding: Finding| found.push(finding.in_pipeline(name));
     if *state == PipelineState::Unconfigured {
-        add(Finding::new(
-            Code::NotConfigured,
-            format!("pipeline {name} is in Redis but not in the configuration"),
-            format!("configure [pipelines.{name}], or delete it: fairlane pipelines drop {name}"),
-        ));
+        add(unconfigured_finding(facts, name));
     }
     let is_enabled = *state == PipelineState::Enabled;
     if is_enabled && view.depth > 0 && pace.workers_max == 0 {

@@ -137,10 +137,6 @@ fn redis_cli(target: &str) -> String {
     }
 }
 
-pub(super) fn named(process: &Process) -> String {
-    format!("{}:{}", process.host, process.pid)
-}
-
 /// A few names, and the number of the others.
 fn some_of(names: &[String], thing: &str) -> String {
     let mut some: Vec<String> = names.iter().take(NAMED).cloned().collect();
@@ -166,7 +162,7 @@ pub(super) fn of_processes(facts: &Facts, found: &mut Vec<Finding>) {
         .processes
         .iter()
         .filter(|process| process.mongodb == Some(false))
-        .map(named)
+        .map(Process::at)
         .collect();
     if !without.is_empty() || facts.mongodb == Some(false) {
         let who = if without.is_empty() {
@@ -190,7 +186,7 @@ pub(super) fn of_processes(facts: &Facts, found: &mut Vec<Finding>) {
                 hosts.entry(&open.host).or_insert((0, u64::MAX, Vec::new()));
             *failures = open.failures.max(*failures);
             *seconds = open.seconds.min(*seconds);
-            processes.push(named(process));
+            processes.push(process.at());
         }
     }
     for (host, (failures, seconds, processes)) in hosts {
@@ -233,10 +229,10 @@ fn differing(facts: &Facts, found: &mut Vec<Finding>) {
         for (names, processes) in sets.iter().take(NAMED) {
             let names: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
             let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-            shown.push(format!("{} has {names}", named(processes[0])));
+            shown.push(format!("{} has {names}", processes[0].at()));
         }
         let since = sets.values().flatten().map(|process| process.started_ms).max();
-        let processes = sets.values().map(|processes| named(processes[0])).collect();
+        let processes = sets.values().map(|processes| processes[0].at()).collect();
         found.push(
             Finding::new(
                 Code::PipelinesDiffer,
@@ -317,7 +313,7 @@ fn of_other_bus(facts: &Facts, view: &BusView, is_taken: bool) -> Option<Finding
                 "correct that; to see what else is wrong: fairlane check".to_owned(),
             )
             .since(failing.since_ms)
-            .of_processes(processes.map(named).collect()),
+            .of_processes(processes.map(Process::at).collect()),
         );
     }
     let is_started = !facts.processes.iter().any(|process| age(process.started_ms) < STARTING_MS);

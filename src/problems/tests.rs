@@ -167,7 +167,10 @@ fn each_finding_has_its_code_and_names_the_remedy() {
             "fairlane bots set --pipeline log 'a b' --rate RATE",
         ),
         (
-            |f| f.pipelines[0].state = PipelineState::Unconfigured,
+            |f| {
+                f.pipelines[0].state = PipelineState::Unconfigured;
+                f.processes[0].pipelines.clear();
+            },
             Code::NotConfigured,
             "fairlane pipelines drop log",
         ),
@@ -247,6 +250,20 @@ fn a_pipeline_whose_calls_all_fail_is_critical_also_without_queued_events() {
     );
     facts.processes[0].failing.get_mut(&name()).unwrap().time_ms = 30_000;
     assert_eq!(find(&facts, Viewer::All), [], "the last failure is old");
+}
+
+#[test]
+fn a_pipeline_that_a_process_runs_is_not_to_be_dropped() {
+    let mut facts = healthy();
+    facts.pipelines[0].state = PipelineState::Unconfigured;
+    let found = find(&facts, Viewer::All);
+    assert_eq!((found.len(), found[0].code), (1, Code::NotConfigured));
+    assert_eq!(
+        found[0].problem,
+        "pipeline log is in Redis but not in the configuration; it runs on here:1"
+    );
+    assert!(!found[0].remedy.contains("drop"), "{found:?}");
+    assert_eq!(found[0].processes, ["here:1"]);
 }
 
 #[test]

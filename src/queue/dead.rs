@@ -80,6 +80,17 @@ pub struct DeadLetter {
     pub event: Option<Event>,
 }
 
+/// An action on many dead letters stopped early. What was done stays done, and the call can be
+/// repeated.
+#[derive(Debug, thiserror::Error)]
+#[error("{source}")]
+pub struct BulkStopped {
+    /// The number of letters before that. Those of the last step may be done too.
+    pub done: u64,
+    /// The cause.
+    pub source: RedisError,
+}
+
 impl Queue {
     /// The number of dead letters of `bot`, and the newest of them. Only the newest letters of its
     /// shard are searched, so the cost is bounded.
@@ -257,9 +268,19 @@ impl Queue {
         &self,
         bot: Option<&BotId>,
         until: Duration,
-    ) -> Result<u64, RedisError> {
+    ) -> Result<u64, BulkStopped> {
+        let mut done = 0;
+        let redriven = self.redrive_counting(bot, until, &mut done).await;
+        redriven.map(|()| done).map_err(|source| BulkStopped { done, source })
+    }
+
+    async fn redrive_counting(
+        &self,
+        bot: Option<&BotId>,
+        until: Duration,
+        done: &mut u64,
+    ) -> Result<(), RedisError> {
         let (slice_us, renews) = (self.limits().slice_us, self.kind.renews);
-        let mut count = 0;
         for shard in self.dead_shards(bot) {
             let keys = self.keys(shard);
             let mut pages = Pages::until(until);
@@ -267,7 +288,7 @@ impl Queue {
                 if let Some(ledger) = self.ledger() {
                     for (bot, entry) in &letters {
                         let id = LetterId::new(shard, *entry);
-                        count += u64::from(self.recount(ledger, bot, id).await?);
+                        *done += u64::from(self.recount(ledger, bot, id).await?);
                     }
                     continue;
                 }
@@ -276,11 +297,11 @@ impl Queue {
                     .map(|(bot, id)| Redrive { keys, id: *id, bot, slice_us, renews })
                     .collect();
                 for reply in self.link().call_all(&calls).await? {
-                    count += u64::from(reply?);
+                    *done += u64::from(reply?);
                 }
             }
         }
-        Ok(count)
+        Ok(())
     }
 
     /// Deletes the dead letters of `bot`, or of all bots, whose time is at most `until` on the
@@ -292,8 +313,18 @@ impl Queue {
         &self,
         bot: Option<&BotId>,
         until: Duration,
-    ) -> Result<u64, RedisError> {
-        let mut count = 0;
+    ) -> Result<u64, BulkStopped> {
+        let mut done = 0;
+        let dropped = self.drop_counting(bot, until, &mut done).await;
+        dropped.map(|()| done).map_err(|source| BulkStopped { done, source })
+    }
+
+    async fn drop_counting(
+        &self,
+        bot: Option<&BotId>,
+        until: Duration,
+        done: &mut u64,
+    ) -> Result<(), RedisError> {
         for shard in self.dead_shards(bot) {
             let mut pages = Pages::until(until);
             while let Some(letters) = pages.next(self, shard, bot).await? {
@@ -302,10 +333,10 @@ impl Queue {
                     continue;
                 }
                 let (keys, letters) = (self.keys(shard), Dropping::Ids(&ids));
-                count += self.link().call(&DropLetters { keys, letters }).await?;
+                *done += self.link().call(&DropLetters { keys, letters }).await?;
             }
         }
-        Ok(count)
+        Ok(())
     }
 
     /// Notes that events were lost because their bots have as many dead letters as they may.

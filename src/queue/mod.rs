@@ -48,7 +48,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::aside::LaneAside;
-pub use self::dead::{DeadLetter, DeadOfBot, LetterOfBot};
+pub use self::dead::{BulkStopped, DeadLetter, DeadOfBot, LetterOfBot};
 pub use self::depth::Depth;
 pub(crate) use self::failure::Noted;
 pub use self::failure::{Failing, LastFailure};

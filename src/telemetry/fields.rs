@@ -1,5 +1,5 @@
-//! Values in log lines. Tenants choose many of them: no value may look like another field, end a
-//! line, or change the order in which a terminal shows it.
+//! Values in log lines, and on the terminal of a command. Tenants choose many of them: no value may
+//! look like another field, end a line, or change the order in which a terminal shows it.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -59,8 +59,8 @@ fn is_literal(text: &str) -> bool {
     true
 }
 
-/// A message with harmful characters escaped.
-fn harmless(text: &str) -> Cow<'_, str> {
+/// A text with harmful characters escaped.
+pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_harmful) {
         return text.into();
     }
@@ -75,29 +75,37 @@ fn harmless(text: &str) -> Cow<'_, str> {
     shown.into()
 }
 
-/// Writes lines of JSON with harmful characters as `\u` escapes, which are the same JSON.
+/// JSON with harmful characters as `\u` escapes, which is the same JSON. Its line ends stay.
+pub(crate) fn harmless_json(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(|c| is_harmful(c) && c != '\n') {
+        return text.into();
+    }
+    let mut json = String::with_capacity(text.len() + 16);
+    let mut units = [0; 2];
+    for c in text.chars() {
+        match c {
+            // Valid JSON has these three only between its values.
+            '\r' => json.push(' '),
+            c if is_harmful(c) && !matches!(c, '\n' | '\t') => {
+                for unit in c.encode_utf16(&mut units) {
+                    // A String takes every text.
+                    let _ = write!(json, "\\u{unit:04x}");
+                }
+            }
+            c => json.push(c),
+        }
+    }
+    json.into()
+}
+
+/// Writes lines of JSON without harmful characters.
 pub(super) struct JsonLines<W>(pub(super) W);
 
 impl<W: io::Write> io::Write for JsonLines<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let is_line_end = |c: char| c == '\n';
         match std::str::from_utf8(bytes) {
-            Ok(text) if text.chars().any(|c| is_harmful(c) && !is_line_end(c)) => {
-                let mut line = String::with_capacity(text.len() + 16);
-                let mut units = [0; 2];
-                for c in text.chars() {
-                    if !is_harmful(c) || is_line_end(c) {
-                        line.push(c);
-                        continue;
-                    }
-                    for unit in c.encode_utf16(&mut units) {
-                        // A String takes every text.
-                        let _ = write!(line, "\\u{unit:04x}");
-                    }
-                }
-                self.0.write_all(line.as_bytes())?;
-            }
-            _ => self.0.write_all(bytes)?,
+            Ok(text) => self.0.write_all(harmless_json(text).as_bytes())?,
+            Err(_) => self.0.write_all(bytes)?,
         }
         Ok(bytes.len())
     }
@@ -186,5 +194,11 @@ mod tests {
         let mut written = Vec::new();
         JsonLines(&mut written).write_all("\"\u{e0001}\"\n".as_bytes()).unwrap();
         assert_eq!(serde_json::from_slice::<String>(&written).unwrap(), "\u{e0001}");
+    }
+
+    #[test]
+    fn json_stays_valid_also_between_its_values() {
+        let json = harmless_json("{\r\n\t\"a\": \"\u{7f}\u{9b}\"}");
+        assert_eq!(json, "{ \n\t\"a\": \"\\u007f\\u009b\"}");
     }
 }

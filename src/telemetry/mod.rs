@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use self::fields::{JsonLines, fields};
+pub(crate) use self::fields::{harmless, harmless_json};
 use tokio::time::Instant;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;

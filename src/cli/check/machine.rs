@@ -8,10 +8,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::Finding;
-use crate::app::{Roles, files};
+use crate::app::{Roles, export, files};
 use crate::cli::output::{count, number};
 use crate::config::Config;
-use crate::http::Access;
+use crate::http::{Access, Proxies};
 use crate::outbound::headers::HeaderSets;
 
 /// Timeout for the program on a port to identify itself.
@@ -20,14 +20,16 @@ const WHO_TIMEOUT: Duration = Duration::from_secs(2);
 const WHO_BYTES: u64 = 4_096;
 
 pub(super) async fn check(config: &Config) -> Vec<Finding> {
+    let proxies = Proxies::new(&config.http.trusted_proxies, config.http.proxy_protocol);
+    let none = Proxies::default();
     let (http, metrics) = tokio::join!(
-        check_port("http.listen", config.http.listen),
-        check_port("metrics.listen", config.metrics.listen),
+        check_port("http.listen", config.http.listen, &proxies),
+        check_port("metrics.listen", config.metrics.listen, &none),
     );
-    let headers = check_headers(config);
     [http, metrics, check_access(config)]
         .into_iter()
-        .chain(headers)
+        .chain(check_headers(config))
+        .chain(check_tracing(config))
         .chain([check_files(config)])
         .collect()
 }
@@ -66,7 +68,22 @@ fn check_headers(config: &Config) -> Option<Finding> {
     (many > 0).then(|| Finding::ok(check, format!("{} can be read", count(many, "set"))))
 }
 
-async fn check_port(key: &str, address: SocketAddr) -> Finding {
+/// The headers for the collector of spans. `None` if no file has them.
+fn check_tracing(config: &Config) -> Option<Finding> {
+    let check = "tracing.headers_file";
+    config.tracing.headers_file.as_ref()?;
+    Some(match export::headers(&config.tracing) {
+        Ok(headers) => {
+            Finding::ok(check, format!("{} can be read", count(headers.len() as u64, "header")))
+        }
+        Err(error) => {
+            let why = "`fairlane serve` does not start with it";
+            Finding::fail(check, error.to_string(), why, "correct that file or setting")
+        }
+    })
+}
+
+async fn check_port(key: &str, address: SocketAddr, proxies: &Proxies) -> Finding {
     let error = match TcpListener::bind(address).await {
         Ok(_) if address.port() == 0 => {
             return Finding::ok(key, format!("{address}: any free port"));
@@ -74,7 +91,7 @@ async fn check_port(key: &str, address: SocketAddr) -> Finding {
         Ok(_) => return Finding::ok(key, format!("{address} is free")),
         Err(error) => error,
     };
-    if error.kind() == io::ErrorKind::AddrInUse && is_fairlane(address).await {
+    if error.kind() == io::ErrorKind::AddrInUse && is_fairlane(address, proxies).await {
         let found = format!(
             "{address}: Fairlane is running there; another one on this machine needs another {key}"
         );
@@ -92,7 +109,7 @@ async fn check_port(key: &str, address: SocketAddr) -> Finding {
 }
 
 /// Whether the program on this port answers like Fairlane.
-async fn is_fairlane(address: SocketAddr) -> bool {
+async fn is_fairlane(address: SocketAddr, proxies: &Proxies) -> bool {
     let reachable = match address {
         SocketAddr::V4(at) if at.ip().is_unspecified() => (Ipv4Addr::LOCALHOST, at.port()).into(),
         SocketAddr::V6(at) if at.ip().is_unspecified() => (Ipv6Addr::LOCALHOST, at.port()).into(),
@@ -101,7 +118,8 @@ async fn is_fairlane(address: SocketAddr) -> bool {
     let asking = async {
         let mut stream = TcpStream::connect(reachable).await?;
         let request = "GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
-        stream.write_all(request.as_bytes()).await?;
+        let greeting = proxies.greeting(stream.local_addr()?.ip());
+        stream.write_all(&[greeting, request.as_bytes()].concat()).await?;
         let mut answer = Vec::new();
         stream.take(WHO_BYTES).read_to_end(&mut answer).await?;
         io::Result::Ok(answer)
@@ -112,7 +130,7 @@ async fn is_fairlane(address: SocketAddr) -> bool {
     let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
     let known = |status| body.contains(&format!("\"status\":\"{status}\""));
     body.contains("\"redis\":")
-        && ["ready", "degraded", "stopping", "unavailable"].into_iter().any(known)
+        && ["ready", "degraded", "starting", "stopping", "unavailable"].into_iter().any(known)
 }
 
 fn check_files(config: &Config) -> Finding {
@@ -149,11 +167,34 @@ mod tests {
         assert_eq!(judge_files(Some(63), 64).state, State::Fail);
     }
 
+    async fn check_http(address: SocketAddr) -> Finding {
+        check_port("http.listen", address, &Proxies::default()).await
+    }
+
+    #[tokio::test]
+    async fn fairlane_on_its_own_port_is_recognised_in_every_state() {
+        let ours = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = ours.local_addr().unwrap();
+        for status in ["ready", "degraded", "starting", "stopping", "unavailable"] {
+            let body = format!("{{\"status\":\"{status}\",\"redis\":\"up\"}}");
+            let (finding, ()) = tokio::join!(check_http(address), async {
+                let (mut stream, _) = ours.accept().await.unwrap();
+                let mut asked = Vec::new();
+                while !asked.ends_with(b"\r\n\r\n") {
+                    stream.read_buf(&mut asked).await.unwrap();
+                }
+                let answer = format!("HTTP/1.1 200 OK\r\n\r\n{body}");
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            });
+            assert_eq!(finding.state, State::Ok, "{status}: {finding:?}");
+        }
+    }
+
     #[tokio::test]
     async fn a_port_that_another_program_holds_is_found_out() {
         let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = other.local_addr().unwrap();
-        let (finding, _) = tokio::join!(check_port("http.listen", address), async {
+        let (finding, _) = tokio::join!(check_http(address), async {
             let (mut stream, _) = other.accept().await.unwrap();
             stream.write_all(b"HTTP/1.1 404 Not Found\r\n\r\n{\"status\":\"ready\"}").await
         });
@@ -161,7 +202,7 @@ mod tests {
         assert!(finding.remedy.unwrap().contains("http.listen"));
         drop(other);
         // Other tests take ports too, so one that was just given up may be taken again.
-        let mut free = check_port("http.listen", address).await;
+        let mut free = check_http(address).await;
         for _ in 0..20 {
             if free.state == State::Ok {
                 break;
@@ -169,12 +210,12 @@ mod tests {
             let given_up = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
             let address = given_up.local_addr().unwrap();
             drop(given_up);
-            free = check_port("http.listen", address).await;
+            free = check_http(address).await;
         }
         assert_eq!(free.state, State::Ok, "{free:?}");
-        let any = check_port("http.listen", (Ipv4Addr::LOCALHOST, 0).into()).await;
+        let any = check_http((Ipv4Addr::LOCALHOST, 0).into()).await;
         assert_eq!(any.found, "127.0.0.1:0: any free port");
-        let foreign = check_port("http.listen", ([192, 0, 2, 1], 1).into()).await;
+        let foreign = check_http(([192, 0, 2, 1], 1).into()).await;
         assert_eq!(foreign.state, State::Fail, "{foreign:?}");
     }
 }

@@ -38,7 +38,7 @@ fn process_table(processes: &[Process], now_ms: u64) -> Table {
     for process in processes {
         let sum = |count: fn(&Pace) -> usize| process.pipelines.values().map(count).sum::<usize>();
         table.row(&[
-            format!("{}:{}", process.host, process.pid),
+            process.at(),
             process.version.clone(),
             process.roles.join(","),
             duration(now_ms.saturating_sub(process.started_ms)),

@@ -10,6 +10,7 @@ use crate::cli::output::{Output, Tone, number, plain};
 use crate::history::{Attempt, AttemptResult};
 use crate::id::PipelineName;
 use crate::queue::Outcome;
+use crate::telemetry::harmless_json;
 
 /// Longer names are cut, so that one does not push the other columns away.
 const NAME_MAX: usize = 32;
@@ -62,7 +63,8 @@ impl Lines {
     ) -> Result<Vec<String>, CliError> {
         if self.json {
             let json = |(pipeline, outcome): &(PipelineName, Outcome)| {
-                serde_json::to_string(&Line { pipeline, outcome }).map_err(CliError::Json)
+                let line = serde_json::to_string(&Line { pipeline, outcome });
+                line.map(|line| harmless_json(&line).into_owned()).map_err(CliError::Json)
             };
             return outcomes.iter().map(json).collect();
         }

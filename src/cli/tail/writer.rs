@@ -2,19 +2,15 @@
 //! pager) does not keep the command from ending.
 
 use std::io::{self, IsTerminal as _, Write as _};
-use std::os::fd::AsFd as _;
-use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use crate::cli::error::CliError;
+use crate::cli::output::{LOOK, has_no_reader};
 
 /// Number of lines that wait to be written.
 const LINES: usize = 256;
-/// Interval of looking whether standard output still has a reader.
-const LOOK: Duration = Duration::from_millis(500);
 
 /// Takes lines.
 #[derive(Debug)]
@@ -67,15 +63,6 @@ impl Writer {
             }
         }
     }
-}
-
-/// Whether standard output is a pipe without a reader.
-fn has_no_reader() -> bool {
-    let out = io::stdout();
-    let mut fds = [PollFd::from_borrowed_fd(out.as_fd(), PollFlags::empty())];
-    let immediately = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let looked = poll(&mut fds, Some(&immediately));
-    looked.is_ok() && fds[0].revents().intersects(PollFlags::ERR | PollFlags::NVAL)
 }
 
 /// The width of the terminal that standard output is.

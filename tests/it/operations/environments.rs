@@ -162,7 +162,9 @@ async fn two_environments_share_a_redis_and_nothing_in_it() {
     assert!(told.contains("there is no data yet under redis.prefix = \"third\""), "{told}");
 
     // A drop in one environment leaves the data of the other.
-    drop(staging.process);
+    let mut process = staging.process;
+    process.sigterm();
+    process.wait_exit(LONG).expect("it ends");
     let before = keys(&server).await.into_iter().filter(usual_key).collect::<BTreeSet<_>>();
     let disabled = format!("{}pipelines.shop.enabled = false\n", staging.config);
     run(&disabled, &["pipelines", "drop", "shop", "--yes"], "");

@@ -10,9 +10,11 @@ use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::private::PrivateRedis;
 use fairlane::redis::scripts::Limits;
 use fairlane::redis::{Link, Target};
+use redis::AsyncCommands as _;
 use serde_json::Value;
 
 use crate::support::cli::{Ran, run_in};
+use crate::support::redis::connect;
 
 const CONFIG: &str = "data_dir = \"data\"\n[redis]\nshards = 4\n\
                       [pipelines.log]\nhandler = \"log\"\nevents = [\"*\"]\n";
@@ -151,5 +153,32 @@ async fn bots_that_need_help_are_listed_and_a_strange_bot_is_said_to_be_unknown(
     place.run(&["bots", "pause", "warehouse"]);
     assert_eq!(place.json(&["bots", "show", "warehose"])["unknown"]["near"][0], "warehouse");
     assert_eq!(place.json(&["bots", "show", "shop-7"])["unknown"], Value::Null);
+    place.stop().await;
+}
+
+#[tokio::test]
+async fn an_action_on_dead_letters_that_stops_midway_says_how_many_it_did() {
+    let place = Place::new().await;
+    let shards = ShardCount::new(4).unwrap();
+    let in_shard = |shard: usize| {
+        let is_there = |id: &String| BotId::parse(id).unwrap().shard(shards).index() == shard;
+        (0..).map(|id: u32| format!("bot-{id}")).find(is_there).unwrap()
+    };
+    // The third event and those behind it become dead letters.
+    place.push(&in_shard(0), 5).await;
+    place.push(&in_shard(3), 3).await;
+    let target = Target::new(place.redis.url().expose()).unwrap();
+    let mut connection = connect(target.client()).await;
+    let held = "fl:{log:3}:held";
+    let () = connection.set(held, "damaged").await.unwrap();
+    let drop_all = || run_in(place.dir.path(), &["dead", "drop", "--all", "--yes"], "");
+    let ran = drop_all();
+    assert_eq!((ran.code, ran.out.as_str()), (1, ""), "{ran:?}");
+    for said in ["WRONGTYPE", "; before that, it deleted at least 3 dead letters; it is safe"] {
+        assert!(ran.err.contains(said), "{said}: {ran:?}");
+    }
+    let () = connection.del(held).await.unwrap();
+    assert_eq!(drop_all().code, 0);
+    assert_eq!(place.run(&["dead", "list"]).out, "no dead letters\n");
     place.stop().await;
 }

@@ -1,7 +1,7 @@
 //! `fairlane receiver`, as a user runs it beside Fairlane.
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead as _, BufReader, Lines};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 
 use fairlane::notifications::record::{NewNotification, State};
@@ -27,6 +27,17 @@ struct Running {
 impl Running {
     /// Starts on a free port, with or without secrets in the configuration.
     fn start(secrets: &str, arguments: &[&str]) -> Self {
+        let (receiver, from) = Self::start_unread(secrets, arguments);
+        let read = Arc::clone(&receiver.lines);
+        // The thread ends with the process.
+        std::thread::spawn(move || {
+            from.map_while(Result::ok).for_each(|line| read.lock().unwrap().push(line));
+        });
+        receiver
+    }
+
+    /// The same, with its output behind the first line.
+    fn start_unread(secrets: &str, arguments: &[&str]) -> (Self, Lines<BufReader<ChildStdout>>) {
         let directory = tempfile::tempdir().unwrap();
         let config = directory.path().join("fairlane.toml");
         std::fs::write(&config, format!("callbacks.secrets = {secrets}\n")).unwrap();
@@ -42,13 +53,17 @@ impl Running {
         let first = from.next().expect("it says where it listens").unwrap();
         let address =
             first.split("http://").nth(1).unwrap().trim_end_matches(['"', '}']).to_owned();
-        let lines: Arc<Mutex<Vec<String>>> = Arc::default();
-        let read = Arc::clone(&lines);
-        // The thread ends with the process.
-        std::thread::spawn(move || {
-            from.map_while(Result::ok).for_each(|line| read.lock().unwrap().push(line));
-        });
-        Self { child, address, lines }
+        (Self { child, address, lines: Arc::default() }, from)
+    }
+
+    /// Waits until it ends by itself.
+    fn ends(&mut self) -> ExitStatus {
+        let mut ended = None;
+        assert!(holds_within(LONG, || {
+            ended = self.child.try_wait().unwrap();
+            ended.is_some()
+        }));
+        ended.unwrap()
     }
 
     fn url(&self, path: &str) -> String {
@@ -222,15 +237,17 @@ async fn it_answers_pushes_first_and_completes_their_leases() {
 }
 
 #[test]
+fn it_stops_when_nothing_reads_its_output() {
+    let (mut receiver, output) = Running::start_unread("[]", &[]);
+    drop(output);
+    assert!(receiver.ends().success());
+}
+
+#[test]
 fn it_stops_at_a_signal_and_refuses_invalid_arguments() {
     let mut receiver = Running::start("[]", &[]);
     signal(receiver.child.id(), "TERM");
-    let mut ended = None;
-    assert!(holds_within(LONG, || {
-        ended = receiver.child.try_wait().unwrap();
-        ended.is_some()
-    }));
-    assert!(ended.unwrap().success());
+    assert!(receiver.ends().success());
     for (arguments, problem) in [
         (&["--fail", "2"][..], "a fraction from 0 to 1"),
         (&["--status", "200"], "a status from 300 to 599"),

@@ -9,10 +9,12 @@ use futures_util::{StreamExt as _, stream};
 use super::{ANSWER, Exit, Finding, bus, clock, formats};
 use crate::cli::error::CliError;
 use crate::cli::output::{bytes, duration, number};
+use crate::cli::remedy::explain;
 use crate::cli::session::Redis;
 use crate::clock::{Clock as _, SystemClock};
 use crate::config::Config;
 use crate::id::{PipelineName, Prefix, ShardCount};
+use crate::presence::{self, Process};
 use crate::problems::MEMORY_PERCENT;
 use crate::redis::{POOLED_MAX, Primary, RedisError, Server, ServerInfo};
 
@@ -96,10 +98,7 @@ async fn check_data(config: &Config, server: &Server) -> Vec<Finding> {
             Ok(stored) => check_shards(config.redis.shards, stored),
             Err(error) => refused("shards", &error),
         },
-        match server.pipelines().await {
-            Ok(known) => check_known(config, &known),
-            Err(error) => refused("data", &error),
-        },
+        check_pipelines(config, server).await,
         formats::check(server).await,
         match server.environments().await {
             Ok(others) => check_environments(config, server, &others).await,
@@ -110,6 +109,14 @@ async fn check_data(config: &Config, server: &Server) -> Vec<Finding> {
         findings.push(bus::check(server, stream, config.bus.trim).await);
     }
     findings
+}
+
+async fn check_pipelines(config: &Config, server: &Server) -> Finding {
+    let processes = async { presence::look(server.link(), server.time().await?).await };
+    match tokio::try_join!(server.pipelines(), processes) {
+        Ok((known, processes)) => check_known(config, &known, &processes),
+        Err(error) => refused("data", &error),
+    }
 }
 
 /// Whether this Redis holds other environments, and whether they read the same streams.
@@ -130,6 +137,10 @@ async fn check_environments(
     let found = format!("{prefix}; also in this Redis: {}", names.join(", "));
     match shared.first() {
         None => Finding::ok("prefix", found),
+        Some((stream, other)) if !config.bus.trim => {
+            let found = format!("{found}; {other} reads {stream} too, as bus.trim = false allows");
+            Finding::ok("prefix", found)
+        }
         Some((stream, other)) => {
             let why = format!("{other} reads {stream} too: both handle its events and trim it");
             let remedy = "name other streams in bus.streams, or set bus.trim = false to only read";
@@ -181,48 +192,8 @@ async fn check_node(config: &Config, node: &Primary, at: &str) -> Vec<Finding> {
 
 /// Explains an error that Redis returned to a check.
 pub(super) fn refused(check: &str, error: &RedisError) -> Finding {
+    let (why, remedy) = explain(error);
     let away = matches!(error, RedisError::Connect { .. } | RedisError::Unknown { .. });
-    let message = match error {
-        RedisError::Refused { message, .. } => message.as_str(),
-        _ => "",
-    };
-    let starts = |code: &str| message.starts_with(code);
-    let (why, remedy) = if message.contains("sentinels") {
-        ("nothing starts without the primary", "follow the error text")
-    } else if away {
-        (
-            "nothing is copied or handled while Redis is unavailable",
-            "start that Redis, or correct redis.url (FAIRLANE__REDIS__URL), its user and password",
-        )
-    } else if starts("NOPERM") {
-        (
-            "Fairlane needs this right",
-            "give it to the user with ACL SETUSER: docs/redis.md lists the rights that Fairlane needs",
-        )
-    } else if starts("NOAUTH") || starts("WRONGPASS") {
-        ("Redis does not know us", "correct user and password in redis.url")
-    } else if starts("OOM") {
-        (
-            "new events are refused until there is room",
-            "raise maxmemory, or let `fairlane serve` drain the queues",
-        )
-    } else if starts("READONLY") {
-        ("nothing can be copied or handled", "set redis.url to the primary")
-    } else if starts("NOREPLICAS") {
-        (
-            "nothing is accepted or handled while Redis has too few replicas",
-            "connect its replicas, or lower min-replicas-to-write",
-        )
-    } else if starts("CLUSTERDOWN") {
-        (
-            "while a slot has no primary, the cluster refuses all commands",
-            "bring back the node that held it, or see: redis-cli --cluster check HOST:PORT",
-        )
-    } else if starts("MISCONF") {
-        ("Redis refuses writes that it cannot keep", "free space on its disk, and check its log")
-    } else {
-        ("Fairlane needs this to work", "check the log of that Redis")
-    };
     let exit = if away { Exit::Unavailable } else { Exit::Failed };
     Finding::fail(check, error.to_string(), why, remedy).exits(exit)
 }
@@ -364,21 +335,29 @@ fn check_shards(configured: ShardCount, stored: Option<ShardCount>) -> Finding {
     }
 }
 
-/// The pipelines that have run here, and those of the configuration.
-fn check_known(config: &Config, known: &[PipelineName]) -> Finding {
+/// The pipelines that have run here, those of the configuration, and those of the running processes.
+fn check_known(config: &Config, known: &[PipelineName], processes: &[Process]) -> Finding {
     let list = |names: &[&PipelineName]| {
         names.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ")
     };
-    let foreign: Vec<_> =
-        known.iter().filter(|name| !config.pipelines.contains_key(*name)).collect();
-    if !foreign.is_empty() {
-        let first = foreign[0];
+    let foreign = known.iter().filter(|name| !config.pipelines.contains_key(*name));
+    let runner = |name: &PipelineName| presence::running(processes, name).next();
+    let (elsewhere, left): (Vec<_>, Vec<_>) = foreign.partition(|name| runner(name).is_some());
+    if let Some(first) = left.first() {
         return Finding::warn(
             "data",
-            format!("not in the configuration: {}", list(&foreign)),
+            format!("not in the configuration: {}", list(&left)),
             "its queued events are never handled",
             format!("configure [pipelines.{first}], or delete it: fairlane pipelines drop {first}"),
         );
+    }
+    if let Some(process) = elsewhere.first().and_then(|name| runner(name)) {
+        let found = format!(
+            "not in this configuration, but {} runs {}: use its configuration",
+            process.at(),
+            list(&elsewhere)
+        );
+        return Finding::ok("data", found);
     }
     let found = match known.len() {
         0 => "no pipeline ever ran here".to_owned(),

@@ -1,7 +1,10 @@
 //! Tests of the judgements about a Redis server.
 
+use std::collections::BTreeMap;
+
 use super::super::State;
 use super::*;
+use crate::presence::Pace;
 use crate::redis::Replication;
 
 fn info() -> ServerInfo {
@@ -17,6 +20,25 @@ fn info() -> ServerInfo {
         clients: 2,
         clients_max: 10_000,
         replication: Replication::default(),
+    }
+}
+
+fn process(pipelines: BTreeMap<PipelineName, Pace>) -> Process {
+    Process {
+        id: "a".to_owned(),
+        host: "here".to_owned(),
+        pid: 1,
+        version: "1".to_owned(),
+        roles: Vec::new(),
+        started_ms: 0,
+        pipelines,
+        calls: BTreeMap::new(),
+        breakers: Vec::new(),
+        streams: Vec::new(),
+        buses: Vec::new(),
+        mongodb: None,
+        failing: BTreeMap::new(),
+        long: Vec::new(),
     }
 }
 
@@ -76,10 +98,18 @@ fn a_pipeline_that_is_no_longer_configured_is_named() {
     let names = |names: &[&str]| -> Vec<_> {
         names.iter().map(|name| PipelineName::parse(name).unwrap()).collect()
     };
-    assert_eq!(check_known(&config, &names(&[])).found, "no pipeline ever ran here");
-    assert_eq!(check_known(&config, &names(&["log"])).found, "of log");
-    let finding = check_known(&config, &names(&["log", "old", "older"]));
+    let check = |known: &[&str], running: &[&str]| {
+        let paces = names(running).into_iter().map(|name| (name, Pace::default())).collect();
+        check_known(&config, &names(known), &[process(paces)])
+    };
+    assert_eq!(check(&[], &[]).found, "no pipeline ever ran here");
+    assert_eq!(check(&["log"], &["log"]).found, "of log");
+    let finding = check(&["log", "new", "old", "older"], &["log", "new"]);
     assert_eq!(finding.state, State::Warn);
     assert_eq!(finding.found, "not in the configuration: old, older");
     assert!(finding.remedy.unwrap().ends_with("fairlane pipelines drop old"));
+    let finding = check(&["log", "new", "newer"], &["log", "new", "newer"]);
+    assert_eq!((finding.state, finding.remedy), (State::Ok, None));
+    let found = "not in this configuration, but here:1 runs new, newer: use its configuration";
+    assert_eq!(finding.found, found);
 }

@@ -10,13 +10,16 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use fairlane::id::Prefix;
+use fairlane::redis::keys;
 use serde_json::Value;
 
 use crate::support::cluster::Cluster;
-use crate::support::config::SHARDS;
+use crate::support::config::{SHARDS, config};
 use crate::support::fleet::{Fleet, metrics_address};
 use crate::support::mongo::{self, MongoServer, free_port};
 use crate::support::redis::{Options, Persistence, RedisBackend as _, RedisServer};
+use crate::support::served::Served;
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -354,12 +357,49 @@ async fn a_running_fleet_is_no_obstacle() {
     let settings = [("metrics.listen", listen.as_str()), ("redis.shards", &shards)];
     let place = ConfigDirectory::new(&fleet.server.url(), &settings);
     let running = format!("ok metrics.listen {address}: Fairlane is running there");
-    let expected = [&running, "ok shards 8", "warn data not in the configuration: test"];
-    place.run(&[]).expect(0, &expected);
-    eventually(LONG, "the bus is read", async || {
-        place.run(&[]).says("ok bus fairlane:events no event yet, is read")
+    let known = "ok data not in this configuration, but ";
+    eventually(LONG, "the process is known and reads the bus", async || {
+        let ran = place.run(&[]);
+        ran.says(known) && ran.says("ok bus fairlane:events no event yet, is read")
     })
     .await;
+    place.run(&[]).expect(0, &[&running, "ok shards 8", known]);
+}
+
+#[tokio::test]
+async fn fairlane_on_its_own_port_is_recognised_behind_the_proxy_protocol() {
+    let redis = redis();
+    let proxies = [("http.trusted_proxies", "[\"127.0.0.1\"]"), ("http.proxy_protocol", "true")];
+    let log = [&[("pipelines.test.handler", "\"log\"")], &proxies[..]].concat();
+    let served = Served::start(&config(&redis, "test", &log)).await;
+    let (address, shards) = (served.http(), SHARDS.to_string());
+    let listen = format!("{address:?}");
+    let own = [&[("http.listen", &*listen), ("redis.shards", &*shards)], &proxies[..]].concat();
+    let running = format!("ok http.listen {address}: Fairlane is running there");
+    check(&redis, &own).expect(0, &[&running]);
+}
+
+#[tokio::test]
+async fn a_stream_of_another_environment_may_be_read_if_it_is_not_trimmed() {
+    let redis = redis();
+    let other = Prefix::parse("other").unwrap();
+    ask(&redis, &["SET", &keys::shards(&other), "16"]).await;
+    ask(&redis, &["HSET", &keys::read(&other, "fairlane:events"), "entries", "0"]).await;
+    let warning = "other reads fairlane:events too: both handle its events and trim it; name other";
+    check(&redis, &[]).expect(0, &["warn prefix fl; also in this Redis: other", warning]);
+    let read_only = check(&redis, &[("bus.trim", "false")]);
+    read_only.expect(0, &["ok prefix fl; also in this Redis: other; other reads fairlane:events"]);
+}
+
+#[tokio::test]
+async fn headers_for_the_collector_that_cannot_be_read_are_found_before_the_start() {
+    let redis = redis();
+    let place = ConfigDirectory::new(&redis.url(), &[("tracing.headers_file", "\"headers\"")]);
+    let missing = "fail tracing.headers_file tracing.headers_file: headers cannot be read: ";
+    let why = "`fairlane serve` does not start with it; correct that file or setting";
+    place.run(&[]).expect(1, &[missing, why]);
+    std::fs::write(place.0.path().join("headers"), "authorization: Bearer x\n").unwrap();
+    place.run(&[]).expect(0, &["ok tracing.headers_file 1 header can be read"]);
 }
 
 #[tokio::test]
