@@ -4,8 +4,8 @@
 --
 -- KEYS  due, later
 -- ARGV  [1] now (ms); [2] most events; [3] most bytes of these events, but at least one event
--- Reply due time (ms) of the next event that is not due, or ''; then per event: id, bot. An id without an
---       event is left out.
+-- Reply due time (ms) of the next event that is not due, or ''; then per event: id, bot. An id without a
+--       readable event is left out.
 -- Cost  1 command + 1 an event
 assert(#KEYS == 2 and #ARGV == 3, 'due: wrong number of arguments')
 local DUE, LATER = KEYS[1], KEYS[2]
@@ -24,9 +24,10 @@ for i = 1, #first, 2 do
   if read > bytes and #reply > 1 then
     break
   end
-  if colon then
+  local length = colon and tonumber(string.sub(stored, 1, colon - 1))
+  if length then
     reply[#reply + 1] = first[i]
-    reply[#reply + 1] = string.sub(stored, colon + 1, colon + tonumber(string.sub(stored, 1, colon - 1)))
+    reply[#reply + 1] = string.sub(stored, colon + 1, colon + length)
   end
 end
 return reply

@@ -12,13 +12,15 @@ use crate::lifecycle::Shutdown;
 /// Interval of looking, and the time without a complete window that counts as a lull.
 const LULL: Duration = Duration::from_secs(2);
 
-/// Keeps the gauges of `admission` current until the soft stop.
+/// Keeps the gauges of `admission` current until the soft stop, or until the next instance has taken over:
+/// then they are its gauges.
 pub(crate) async fn watch(admission: Arc<Admission>, shutdown: Shutdown) {
     let mut shed = 0;
     loop {
         tokio::select! {
             biased;
             () = shutdown.soft.cancelled() => break,
+            () = shutdown.handed.cancelled() => break,
             () = tokio::time::sleep(LULL) => shed = admission.look(shed),
         }
     }

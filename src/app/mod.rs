@@ -377,6 +377,7 @@ impl App {
             });
         }
         site.start_pipelines(starts, mongodb.clone(), &shutdown);
+        site.show(startup, &shutdown);
 
         let private = private.supervised(&site, &shutdown).await;
         shutdown.wait().await;

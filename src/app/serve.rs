@@ -40,7 +40,9 @@ where
     let hangups = signal(SignalKind::hangup()).map_err(AppError::Signals)?;
     let file = config.file.clone();
     // Before the wait for Redis: an edit during the wait is a change.
-    let known = Known::new(Config::effective(file.as_deref())?);
+    let settings = Config::effective(file.as_deref());
+    // Without a file, the program made the configuration itself.
+    let known = Known::new(if file.is_some() { settings? } else { settings.unwrap_or_default() });
     let load = move || Ok((Config::load(file.as_deref())?, Config::effective(file.as_deref())?));
     let (reloads, requests) = reload::channel();
     process.spawn(hang_ups(hangups, reloads.clone(), process.clone()));

@@ -74,8 +74,26 @@ impl Site {
             clock: Arc::clone(clock),
             heard: presence::begin(reported, link, shutdown),
         };
-        metrics::bus_pipelines(start.pipelines.len());
         start.begin(shutdown)
+    }
+
+    /// Sets the gauges of the whole process once the instance has started: until then, they are those of
+    /// the instance that it follows.
+    pub(super) fn show(&self, startup: Startup, shutdown: &Shutdown) {
+        let count = self.plans.iter().filter(|plan| plan.takes_of_bus()).count();
+        let admission = self.roles.http.then(|| Arc::clone(&self.control.0.admission));
+        let stops = shutdown.clone();
+        shutdown.spawn(async move {
+            tokio::select! {
+                biased;
+                () = stops.soft.cancelled() => return,
+                () = startup.is_over() => {}
+            }
+            metrics::bus_pipelines(count);
+            if let Some(admission) = admission {
+                lull::watch(admission, stops).await;
+            }
+        });
     }
 
     /// Logs which parts run, and their addresses.
@@ -255,10 +273,6 @@ impl Site {
         shutdown.spawn(findings::watch(problems, Arc::clone(&activity), shutdown.clone()));
         let (link, clock) = (Arc::clone(&links.admin), Arc::clone(clock));
         shutdown.spawn(sample::run(sampled, link, activity, clock, shutdown.clone()));
-        if roles.http {
-            let admission = Arc::clone(&self.control.0.admission);
-            shutdown.spawn(lull::watch(admission, shutdown.clone()));
-        }
         if !routes.is_empty() {
             self.read_bus(
                 &Arc::new(Fanout::new(routes, starts, self.tracer.clone(), window)),

@@ -169,7 +169,7 @@ pub enum CliError {
     StillEnabled(PipelineName),
     /// A pipeline that a process runs cannot be dropped.
     #[error(
-        "process {process} runs pipeline {pipeline}: remove it from the configuration of that process and reload it, then drop the pipeline; a process that was killed counts as running for 16 s"
+        "process {process} runs pipeline {pipeline}: remove [pipelines.{pipeline}] from the configuration of that process and reload the process, then drop the pipeline; a process that was killed counts as running for 16 s"
     )]
     StillRuns {
         /// The name of the pipeline.
@@ -223,7 +223,7 @@ pub enum CliError {
         id: LetterId,
     },
     /// An action on many dead letters stopped early.
-    #[error("{source}; before that, it {done}; it is safe to repeat the command")]
+    #[error("{done}, then stopped: {source}; repeating the command is safe")]
     LettersStopped {
         /// The cause.
         #[source]

@@ -25,12 +25,12 @@ const REFUSALS: [(&str, &str, &str); 14] = [
     (
         LOADING,
         "nothing is copied or handled until Redis has loaded its data",
-        "wait until it has: its log shows the progress",
+        "wait; the log of Redis shows the progress",
     ),
     (
         "BUSY ",
-        "Redis runs a slow script of another program, and answers nothing else",
-        "wait until it ends, or end it: redis-cli SCRIPT KILL",
+        "Redis runs a slow script, and answers nothing else",
+        "wait until it ends; redis-cli SCRIPT KILL ends it if it has written nothing",
     ),
     ("READONLY", "nothing can be copied or handled", "set redis.url to the primary"),
     ("MASTERDOWN", "nothing can be copied or handled", "set redis.url to the primary"),
@@ -73,7 +73,7 @@ pub(super) fn explain(error: &RedisError) -> (&'static str, &'static str) {
         RedisError::Unknown { .. } => {
             return (
                 AWAY,
-                "see whether that Redis runs, and correct redis.url (FAIRLANE__REDIS__URL) if it is another one; then check the result, or retry",
+                "check that this Redis runs and that redis.url (FAIRLANE__REDIS__URL) names the right one; then see whether it was done, or retry",
             );
         }
         RedisError::Unreplicated { .. } => {
@@ -115,7 +115,10 @@ mod tests {
         for (error, remedy) in [
             (unconfirmed, "lower redis.wait_replicas"),
             (refused("OOM command not allowed"), "raise maxmemory"),
-            (refused("LOADING Redis is loading the dataset"), "its log shows the progress"),
+            (
+                refused("LOADING Redis is loading the dataset"),
+                "the log of Redis shows the progress",
+            ),
             (refused("BUSY Redis is busy running a script"), "SCRIPT KILL"),
             (refused("READONLY You can't write"), "set redis.url to the primary"),
             (refused("MASTERDOWN Link with MASTER is down"), "set redis.url to the primary"),
@@ -140,6 +143,10 @@ mod tests {
         let connect = RedisError::Connect { target: TARGET.to_owned(), source: source() };
         assert!(CliError::from(connect).to_string().contains("; start that Redis, or correct"));
         let unknown = RedisError::Unknown { target: TARGET.to_owned(), source: source() };
-        assert!(CliError::from(unknown).to_string().ends_with("; then check the result, or retry"));
+        assert!(
+            CliError::from(unknown)
+                .to_string()
+                .ends_with("; then see whether it was done, or retry")
+        );
     }
 }

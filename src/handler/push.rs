@@ -38,7 +38,7 @@ const PLACE: Duration = Duration::from_secs(60);
 /// Maximum pause that an answer may ask for, in seconds: a day, as for `Retry-After`.
 const PAUSE_MAX_SECONDS: f64 = 86_400.0;
 /// Minimum pause after an answer that acknowledges nothing: less would be a busy loop.
-const PAUSE_WITHOUT_PROGRESS: Duration = Duration::from_secs(1);
+const PAUSE_MIN: Duration = Duration::from_secs(1);
 
 /// Posts the slices of one pipeline to one URL.
 #[derive(Debug)]
@@ -174,7 +174,12 @@ fn judge(answer: &outbound::Answer, n: usize, now: Duration) -> Result<Answer, F
         StatusCode::OK | StatusCode::NO_CONTENT => acknowledged(answer, n),
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
             match answer.retry_after(now) {
-                Some(pause) => Err(Failure::unavailable(0, answer.refusal()).retry_after(pause)),
+                // It says nothing about when to come back: the pause grows as without a connection.
+                Some(Duration::ZERO) => Err(Failure::unavailable(0, answer.refusal())),
+                Some(pause) => {
+                    let pause = pause.max(PAUSE_MIN);
+                    Err(Failure::unavailable(0, answer.refusal()).retry_after(pause))
+                }
                 None => Err(Failure::unknown(answer.refusal())),
             }
         }
@@ -205,9 +210,9 @@ fn acknowledged(answer: &outbound::Answer, n: usize) -> Result<Answer, Failure> 
     let fields = match serde_json::from_slice(body) {
         Ok(Value::Object(fields)) => fields,
         Err(error) if may_say_ack(body) => {
+            let (status, said) = (answer.status.as_u16(), excerpt(body));
             return Err(Failure::unknown(format!(
-                "{}, which is not readable JSON: {error}; the receiver must send a JSON object alone, or a text without \"ack\"",
-                answer.refusal()
+                "the receiver answered {status} with JSON that cannot be read ({error}): {said}; it must send one JSON object and nothing else, or a text that neither starts with {{ nor contains \"ack\""
             )));
         }
         _ => return all,
@@ -225,7 +230,7 @@ fn acknowledged(answer: &outbound::Answer, n: usize) -> Result<Answer, Failure> 
         Some(count) if count == n => all,
         Some(count) if count < n => match pause {
             Some(rest) => {
-                let at_least = if count == 0 { PAUSE_WITHOUT_PROGRESS } else { Duration::ZERO };
+                let at_least = if count == 0 { PAUSE_MIN } else { Duration::ZERO };
                 Ok(Answer::Settled(Outcomes::first(count).rest_after(rest.max(at_least))))
             }
             None => Err(Failure::transient(count, acknowledgement(count, n))),
@@ -357,7 +362,7 @@ mod tests {
             "{oops}",
         ] {
             let failure = judged(200, body).unwrap_err();
-            assert!(failure.reason.contains("not readable JSON"), "{failure:?}");
+            assert!(failure.reason.contains("JSON that cannot be read"), "{failure:?}");
             assert_eq!(failure, Failure::unknown(failure.reason.clone()));
         }
         for body in ["OK, thanks", "<html>done</html>", "[1", "ack"] {
@@ -367,19 +372,18 @@ mod tests {
 
     #[test]
     fn a_receiver_that_asks_for_a_pause_is_unavailable_and_gets_it() {
-        let cases = [
-            ("7", 7),
-            ("0", 0),
-            ("999999999", 86_400),
-            ("Wed, 21 Oct 2015 07:28:00 GMT", 480),
-            ("Wed, 21 Oct 2015 07:00:00 GMT", 0),
-        ];
+        let cases =
+            [("7", 7), ("1", 1), ("999999999", 86_400), ("Wed, 21 Oct 2015 07:28:00 GMT", 480)];
         for status in [429, 503] {
             for (text, seconds) in cases {
                 let reason = format!("the receiver answered {status}: busy");
                 let pause = Duration::from_secs(seconds);
                 let failure = Failure::unavailable(0, reason).retry_after(pause);
                 assert_eq!(asking(status, text), Err(failure), "{text}");
+            }
+            for text in ["0", "Wed, 21 Oct 2015 07:00:00 GMT"] {
+                let reason = format!("the receiver answered {status}: busy");
+                assert_eq!(asking(status, text), Err(Failure::unavailable(0, reason)), "{text}");
             }
             for text in ["", "soon", "-1", "1.5"] {
                 assert!(!asking(status, text).unwrap_err().is_unavailable(), "{text}");

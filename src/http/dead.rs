@@ -239,7 +239,7 @@ fn stopped(BulkStopped { done, source }: BulkStopped) -> Problem {
         return failed;
     }
     let detail = format!(
-        "at least {done} dead letters are queued again, then Redis failed; retry for the others"
+        "at least {done} of the dead letters are queued again; then Redis failed; retry to queue the rest"
     );
     Problem::new(Kind::Unavailable, detail).retry_after(1)
 }
@@ -273,6 +273,10 @@ mod tests {
             stopped(BulkStopped { done, source }).detail().to_owned()
         };
         assert!(said(0).starts_with("nothing was done"), "{}", said(0));
-        assert!(said(3).starts_with("at least 3 dead letters are queued again"), "{}", said(3));
+        assert!(
+            said(3).starts_with("at least 3 of the dead letters are queued again"),
+            "{}",
+            said(3)
+        );
     }
 }

@@ -90,6 +90,10 @@ impl Site for Problems {
         self.queues.takes_of_bus(name)
     }
 
+    fn linger(&self, name: &PipelineName) -> Duration {
+        self.queues.configured(name).map_or(Duration::ZERO, |config| config.linger)
+    }
+
     fn queue(&self, name: &PipelineName) -> Queue {
         self.queues.of(name)
     }

@@ -166,7 +166,9 @@ impl Calls {
         drop(span);
         match answer {
             Ok(answer) => {
-                let failed = answer.status.is_server_error();
+                // The status counts for the notification. A host that hangs within its answers is not well.
+                let hangs = matches!(answer.cut, Some(Cut::TimedOut | Cut::Broken(_)));
+                let failed = answer.status.is_server_error() || hangs;
                 let outcome = if failed { Outcome::Failed } else { Outcome::Answered };
                 pass.say(outcome, Instant::now());
                 Ok(answer)

@@ -11,6 +11,7 @@
 //! decides how large the answers for its names are: up to 64 KiB each, which take more than a megabyte.
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -29,7 +30,7 @@ use tokio::time::timeout;
 use super::address::{AddressRefused, Policy};
 use super::places::Places;
 use crate::id::BotId;
-use crate::telemetry::OncePerMinute;
+use crate::telemetry::OncePerSubject;
 
 /// Maximum number of concurrent look-ups of a process: of tenants' names, and of those in the
 /// configuration.
@@ -41,8 +42,9 @@ const ADDRESSES: usize = 16;
 /// The bounds of how long an answer is kept, whatever its record says: a change is known after
 /// these times.
 const KEEP_MAX: Duration = Duration::from_secs(300);
-const KEEP_NEGATIVE_MIN: Duration = Duration::from_secs(1);
-const KEEP_NEGATIVE_MAX: Duration = Duration::from_secs(30);
+/// The same of an answer without an IPv4 address. The library asks for both families, and for the name in each
+/// search domain, and does not tell that one of these questions failed.
+const KEEP_DOUBTFUL: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(5);
 /// Number of times that a silent name server is asked.
 const TRIES: u32 = 3;
 /// Interval of looking for changes of the files.
@@ -53,7 +55,7 @@ const THIS_MACHINE: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 53);
 
 /// Limits the log line about names at addresses that are not allowed.
-static REFUSED: OncePerMinute = OncePerMinute::new();
+static REFUSED: OncePerSubject = OncePerSubject::new();
 
 tokio::task_local! {
     /// The bot whose request makes the connection.
@@ -222,17 +224,19 @@ impl Names {
     async fn ask(&self, name: &str) -> Result<Found, LookupError> {
         let answer = timeout(self.within, self.resolver.lookup_ip(name)).await;
         let found = match answer.map_err(|_| LookupError::Silent)? {
-            Ok(answer) => Found {
-                addresses: answer.iter().take(ADDRESSES).map(|ip| (ip, 0).into()).collect(),
-                exists: true,
-                keep: answer.valid_until().saturating_duration_since(Instant::now()).min(KEEP_MAX),
-            },
+            Ok(answer) => {
+                let keep = answer.valid_until().saturating_duration_since(Instant::now());
+                let has_ipv4 = answer.iter().any(|ip| ip.is_ipv4());
+                let longest = if has_ipv4 { KEEP_MAX } else { *KEEP_DOUBTFUL.end() };
+                let addresses = answer.iter().take(ADDRESSES).map(|ip| (ip, 0).into()).collect();
+                Found { addresses, exists: true, keep: keep.min(longest) }
+            }
             Err(NetError::Dns(DnsError::NoRecordsFound(none))) => {
                 let keep = Duration::from_secs(none.negative_ttl.unwrap_or_default().into());
                 Found {
                     exists: !NetError::from(none).is_nx_domain(),
                     addresses: Arc::default(),
-                    keep: keep.clamp(KEEP_NEGATIVE_MIN, KEEP_NEGATIVE_MAX),
+                    keep: keep.clamp(*KEEP_DOUBTFUL.start(), *KEEP_DOUBTFUL.end()),
                 }
             }
             Err(error) => return Err(error.into()),
@@ -308,11 +312,14 @@ impl Judging {
 impl Resolve for Judging {
     fn resolve(&self, name: Name) -> Resolving {
         let place = CALLER
-            .try_with(|bot| self.places.take(bot, tokio::time::Instant::now()))
+            .try_with(|bot| (bot.clone(), self.places.take(bot, tokio::time::Instant::now())))
             .map_err(|_| LookupError::NoCaller)
-            .and_then(|place| place.map_err(|after| LookupError::Busy { after }));
-        let place = match place {
-            Ok(place) => place,
+            .and_then(|(bot, place)| match place {
+                Ok(place) => Ok((bot, place)),
+                Err(after) => Err(LookupError::Busy { after }),
+            });
+        let (bot, place) = match place {
+            Ok(taken) => taken,
             Err(error) => return Box::pin(async move { Err(error.into()) }),
         };
         let host = name.as_str().to_owned();
@@ -325,8 +332,8 @@ impl Resolve for Judging {
                 Some(refused) => {
                     let address = refused.ip();
                     // The caller, who may be a tenant, does not get to know it.
-                    if let Some(suppressed) = REFUSED.take() {
-                        tracing::warn!(host, %address, suppressed,
+                    if REFUSED.take(bot.to_string()) {
+                        tracing::warn!(%bot, host, %address,
                             "a callback names a host at an address that is not public; callbacks.allow_nets may allow its network");
                     }
                     Err(AddressRefused { host, address }.into())

@@ -42,6 +42,8 @@ pub(crate) trait Site: Sync {
     fn configured(&self, name: &PipelineName) -> PipelineState;
     /// Whether events of the bus are copied for a pipeline.
     fn takes_of_bus(&self, name: &PipelineName) -> bool;
+    /// How long events of a pipeline wait for further ones.
+    fn linger(&self, name: &PipelineName) -> Duration;
     /// The queues of a known pipeline.
     fn queue(&self, name: &PipelineName) -> Queue;
     /// Whether MongoDB answers; `None`: unknown or not used here.
@@ -119,6 +121,8 @@ pub(crate) struct PipelineFacts {
     pub(crate) pace: Pace,
     #[serde(skip)]
     pub(crate) takes_of_bus: bool,
+    #[serde(skip)]
+    pub(crate) linger: Duration,
 }
 
 /// The state of a pipeline by configuration and operator.
@@ -260,7 +264,8 @@ pub(crate) async fn look_at(
         state => state,
     };
     let (pace, takes_of_bus) = (presence::pace(processes, &name), site.takes_of_bus(&name));
-    Ok(PipelineFacts { name, state, view, failing, throttled, letters, pace, takes_of_bus })
+    let linger = site.linger(&name);
+    Ok(PipelineFacts { name, state, view, failing, throttled, letters, pace, takes_of_bus, linger })
 }
 
 /// The time that is left for the parts.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::installation::{of_bus, of_processes, of_redis, unavailable};
 use super::text::{argument, count, duration};
 use super::{Code, Facts, Finding, PipelineFacts, PipelineState, Severity};
+use crate::clock::millis;
 use crate::id::{BotId, PipelineName};
 use crate::presence::{Failures, Process, running};
 use crate::queue::{Failing, PauseNote, Throttled};
@@ -271,6 +272,8 @@ fn of_pipeline(facts: &Facts, pipeline: &PipelineFacts, found: &mut Vec<Finding>
     }
     let waits = is_enabled && !view.stopped;
     let since = now_ms.saturating_sub(view.oldest_age_ms);
+    // Events that wait for further ones are not late.
+    let late_ms = view.oldest_age_ms.saturating_sub(millis(pipeline.linger));
     if waits && name.is(crate::counters::PIPELINE) && view.oldest_age_ms > OLD_VIEWS_MS {
         let finding = Finding::new(
             Code::ViewsLate,
@@ -278,7 +281,7 @@ fn of_pipeline(facts: &Facts, pipeline: &PipelineFacts, found: &mut Vec<Finding>
             "nothing is lost; see whether MongoDB answers: fairlane check".to_owned(),
         );
         add(finding.since(since));
-    } else if waits && view.oldest_age_ms > OLD_MS {
+    } else if waits && late_ms > OLD_MS {
         // More workers do not help if no bot is ready.
         let remedy = if failing.is_some() {
             "its bots are in backoff after failures;"

@@ -70,6 +70,7 @@ fn healthy() -> Facts {
         letters: Vec::new(),
         pace: Pace::default(),
         takes_of_bus: true,
+        linger: Duration::ZERO,
     }];
     facts
 }
@@ -91,6 +92,16 @@ fn throttled(name: &str, since_ms: u64) -> Throttled {
 #[test]
 fn nothing_is_wrong_with_a_healthy_installation() {
     assert_eq!(find(&healthy(), Viewer::All), []);
+}
+
+#[test]
+fn events_that_wait_for_further_ones_are_not_late() {
+    let mut facts = healthy();
+    facts.pipelines[0].linger = Duration::from_secs(120);
+    facts.pipelines[0].view.oldest_age_ms = 180_000;
+    assert_eq!(find(&facts, Viewer::All), []);
+    facts.pipelines[0].view.oldest_age_ms += 1;
+    assert_eq!(find(&facts, Viewer::All)[0].code, Code::PipelineLate);
 }
 
 #[test]

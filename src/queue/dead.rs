@@ -296,8 +296,11 @@ impl Queue {
                     .iter()
                     .map(|(bot, id)| Redrive { keys, id: *id, bot, slice_us, renews })
                     .collect();
-                for reply in self.link().call_all(&calls).await? {
-                    *done += u64::from(reply?);
+                let replies = self.link().call_all(&calls).await?;
+                // All were sent: those behind a failed one may have succeeded.
+                *done += replies.iter().filter(|reply| matches!(reply, Ok(true))).count() as u64;
+                for reply in replies {
+                    reply?;
                 }
             }
         }

@@ -35,9 +35,13 @@ fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -
     write!(writer, "{text:?}")
 }
 
-/// Whether a terminal may show it as something else, or in another place.
+/// Whether a terminal may obey it, show nothing, or show what follows in another place. Marks that belong to
+/// letters of many scripts stay.
 fn is_harmful(c: char) -> bool {
-    c.is_control() || (!c.is_ascii() && c.escape_debug().len() > 1)
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 fn is_word(text: &str) -> bool {

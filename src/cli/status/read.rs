@@ -44,6 +44,10 @@ impl Site for CliSite<'_> {
         !self.0.kind(name).off_bus
     }
 
+    fn linger(&self, name: &PipelineName) -> Duration {
+        self.0.config.pipelines.get(name).map_or(Duration::ZERO, |config| config.linger)
+    }
+
     fn queue(&self, name: &PipelineName) -> Queue {
         self.0.view(name)
     }

@@ -213,7 +213,7 @@ fn check_age(p: &PipelineConfig, prefix: &str) -> Result<(), Fault> {
     match p.max_age {
         Some(age) if !p.linger.is_zero() && age <= p.linger => {
             let problem = format!(
-                "is {}, not above linger ({}): events that wait that long for others are already too old; raise it or lower linger",
+                "is {}, but must be above linger ({}): an event would be too old before its slice starts; raise max_age or lower linger",
                 format_duration(age),
                 format_duration(p.linger),
             );

@@ -365,7 +365,10 @@ impl Call for FindDue<'_> {
         let mut reply = Reply::new(value)?;
         let (next_ms, mut events) = (reply.optional()?, Vec::with_capacity(reply.len() / 2));
         while reply.len() > 0 {
-            events.push((reply.text()?, reply.parsed()?));
+            let (id, bot) = (reply.text()?, reply.bytes()?.unwrap_or_default());
+            // Damaged data must not hold up the other events.
+            let bot = std::str::from_utf8(&bot).ok().and_then(|bot| BotId::parse(bot).ok());
+            events.extend(bot.map(|bot| (id, bot)));
         }
         Ok(Due { next_ms, events })
     }

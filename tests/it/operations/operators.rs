@@ -162,7 +162,7 @@ async fn an_action_on_dead_letters_that_stops_midway_says_how_many_it_did() {
     let shards = ShardCount::new(4).unwrap();
     let in_shard = |shard: usize| {
         let is_there = |id: &String| BotId::parse(id).unwrap().shard(shards).index() == shard;
-        (0..).map(|id: u32| format!("bot-{id}")).find(is_there).unwrap()
+        (0..10_000).map(|id: u32| format!("bot-{id}")).find(is_there).unwrap()
     };
     // The third event and those behind it become dead letters.
     place.push(&in_shard(0), 5).await;
@@ -174,7 +174,7 @@ async fn an_action_on_dead_letters_that_stops_midway_says_how_many_it_did() {
     let drop_all = || run_in(place.dir.path(), &["dead", "drop", "--all", "--yes"], "");
     let ran = drop_all();
     assert_eq!((ran.code, ran.out.as_str()), (1, ""), "{ran:?}");
-    for said in ["WRONGTYPE", "; before that, it deleted at least 3 dead letters; it is safe"] {
+    for said in ["WRONGTYPE", "deleted at least 3 dead letters, then stopped: ", "; repeating"] {
         assert!(ran.err.contains(said), "{said}: {ran:?}");
     }
     let () = connection.del(held).await.unwrap();

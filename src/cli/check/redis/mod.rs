@@ -351,11 +351,12 @@ fn check_known(config: &Config, known: &[PipelineName], processes: &[Process]) -
             format!("configure [pipelines.{first}], or delete it: fairlane pipelines drop {first}"),
         );
     }
-    if let Some(process) = elsewhere.first().and_then(|name| runner(name)) {
+    let each = elsewhere.iter().filter_map(|name| Some(format!("{name} ({})", runner(name)?.at())));
+    let each: Vec<String> = each.collect();
+    if !each.is_empty() {
         let found = format!(
-            "not in this configuration, but {} runs {}: use its configuration",
-            process.at(),
-            list(&elsewhere)
+            "not in this configuration: {}; use the configuration of the process that runs it",
+            each.join(", ")
         );
         return Finding::ok("data", found);
     }

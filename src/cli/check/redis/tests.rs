@@ -110,6 +110,6 @@ fn a_pipeline_that_is_no_longer_configured_is_named() {
     assert!(finding.remedy.unwrap().ends_with("fairlane pipelines drop old"));
     let finding = check(&["log", "new", "newer"], &["log", "new", "newer"]);
     assert_eq!((finding.state, finding.remedy), (State::Ok, None));
-    let found = "not in this configuration, but here:1 runs new, newer: use its configuration";
+    let found = "not in this configuration: new (here:1), newer (here:1); use the configuration of the process that runs it";
     assert_eq!(finding.found, found);
 }

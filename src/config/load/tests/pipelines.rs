@@ -41,7 +41,7 @@ fn a_bad_setting_of_a_pipeline_is_refused_with_its_line_and_a_remedy() {
         ("max_age = \"11years\"", "max_age is 11years; write a duration from 0s to 3650d"),
         (
             "max_age = \"2s\"\nlinger = \"2s\"",
-            "max_age is 2s, not above linger (2s): events that wait that long for others are already too old; raise it or lower linger",
+            "max_age is 2s, but must be above linger (2s): an event would be too old before its slice starts; raise max_age or lower linger",
         ),
         ("dead = { max = 0 }", "dead.max is 0; write a whole number from 1 to 100000000"),
         ("dead.keep = \"0s\"", "dead.keep is 0s; write a duration from 1s to 3650d"),

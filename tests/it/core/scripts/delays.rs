@@ -79,6 +79,10 @@ fn due_events_are_found_oldest_first_up_to_a_number_and_a_size() {
     assert_eq!(find(&mut shard, 8, 100, 1), due(None, &[&long]), "at least one");
     let _: () = shard.harness.plain().hdel(&keys.later, &long.0).unwrap();
     assert_eq!(find(&mut shard, 8, 100, 1_000), due(Some(9), &[&b, &a]), "an id without an event");
+    for damaged in ["", ":", "x:y", "-1:a", "0:", "3:\u{1}ab"] {
+        let _: () = shard.harness.plain().hset(&keys.later, &long.0, damaged).unwrap();
+        assert_eq!(find(&mut shard, 8, 100, 1_000), due(Some(9), &[&b, &a]), "{damaged:?}");
+    }
 }
 
 #[test]

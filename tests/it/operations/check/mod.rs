@@ -357,7 +357,7 @@ async fn a_running_fleet_is_no_obstacle() {
     let settings = [("metrics.listen", listen.as_str()), ("redis.shards", &shards)];
     let place = ConfigDirectory::new(&fleet.server.url(), &settings);
     let running = format!("ok metrics.listen {address}: Fairlane is running there");
-    let known = "ok data not in this configuration, but ";
+    let known = "ok data not in this configuration: ";
     eventually(LONG, "the process is known and reads the bus", async || {
         let ran = place.run(&[]);
         ran.says(known) && ran.says("ok bus fairlane:events no event yet, is read")
