@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FutureExt as _};
 use tracing::{info, warn};
 
 use super::sockets::Sockets;
@@ -101,12 +102,12 @@ impl Builder {
     /// Checks everything, starts private servers where none are named, and opens the listeners.
     ///
     /// # Errors
-    /// See [`AppError`]; nothing is left running.
+    /// See [`AppError`]; nothing is left running, also after a panic of a product.
     pub async fn build(self) -> Result<App, AppError> {
         let mut private = Private::default();
         // Boxed: it is large, and callers hold it beside their own.
-        let built = Box::pin(self.build_with(&mut private)).await;
-        match built {
+        let built = AssertUnwindSafe(Box::pin(self.build_with(&mut private))).catch_unwind().await;
+        match built.unwrap_or(Err(AppError::Panicked)) {
             Ok(app) => Ok(App { private, ..app }),
             Err(error) => {
                 if let Err(stop) = private.stop().await {

@@ -168,6 +168,11 @@ pub enum AppError {
     /// A set of `callbacks.headers` cannot be used.
     #[error(transparent)]
     Headers(#[from] HeadersError),
+    /// A product or another part of the program panicked.
+    #[error(
+        "a part of the program panicked; the log above has the message and the place in the code"
+    )]
+    Panicked,
     /// Spans cannot be exported.
     #[error("{problem}")]
     Tracing {

@@ -329,6 +329,8 @@ impl App {
         let exporting = export.start();
         // Health is served until the very end, so it has a separate stop signal.
         let stop = CancellationToken::new();
+        // It stops after a panic too: another instance may serve the same socket.
+        let _stops = stop.clone().drop_guard();
         let starts = Arc::new(Starts::default());
         let mongodb = watch::begin(site.needs.mongo.clone().ok(), &shutdown);
         let startup = site.place_pipelines(&starts, mongodb.clone(), &shutdown);
@@ -369,6 +371,8 @@ impl App {
         let after = inherits.then(|| startup.clone());
         let observing =
             observe::spawn((metrics_listener, after), health(link()), handed, stop.clone())?;
+        site.start_pipelines(starts, mongodb.clone(), &shutdown);
+        // Not before: a product may panic while it starts.
         if let Some(ready) = ready {
             let startup = startup.clone();
             shutdown.spawn(async move {
@@ -376,7 +380,6 @@ impl App {
                 let _ = ready.send(());
             });
         }
-        site.start_pipelines(starts, mongodb.clone(), &shutdown);
         site.show(startup, &shutdown);
 
         let private = private.supervised(&site, &shutdown).await;

@@ -7,9 +7,11 @@
 //!    again. For [`HANDOVER`] both work, so that idle connections end by themselves.
 //! 4. The old one stops as after SIGTERM: its slices end, and no lease is lost.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use futures_util::FutureExt as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -29,6 +31,8 @@ const LOOK: Duration = Duration::from_secs(5);
 /// When a change of these files is tried again that could not be applied: a store may have been down.
 const AGAIN: Duration = Duration::from_secs(60);
 const STOPS: &str = "the process stops";
+const PANICKED: &str =
+    "it made the program panic; the log has the message and the place in the code";
 /// How long a new instance may take to be ready.
 const READY: Duration = Duration::from_secs(30);
 
@@ -121,6 +125,7 @@ where
                         }
                         // The current one works on.
                         Ok((_, Err(error))) => error!(%error, "an instance of this process with an earlier or a refused configuration failed; the current instance continues"),
+                        // None is aborted, and their panics are caught.
                         Ok((_, Ok(()))) | Err(_) => {}
                     }
                     if self.running.is_empty() {
@@ -184,9 +189,15 @@ where
         }
         let times = (config.shutdown_delay, config.shutdown_grace);
         let backlog = config.http.backlog;
-        let refused = |error: AppError| ReloadError::Refused(error.to_string());
+        let refused = |error: AppError| match error {
+            AppError::Panicked => ReloadError::Refused(PANICKED.to_owned()),
+            error => ReloadError::Refused(error.to_string()),
+        };
         let sockets = self.current.sockets.copied().map_err(|error| refused(error.into()))?;
-        let builder = (self.builder)(config).reloads(self.reloads.clone()).inheriting(sockets);
+        // The code of the program that embeds this one must not end the current instance.
+        let builder = catch_unwind(AssertUnwindSafe(|| (self.builder)(config)))
+            .map_err(|_| refused(AppError::Panicked))?;
+        let builder = builder.reloads(self.reloads.clone()).inheriting(sockets);
         let app = tokio::select! {
             biased;
             () = self.process.soft.cancelled() => return Err(ReloadError::NotReady(STOPS.to_owned())),
@@ -212,7 +223,7 @@ where
     }
 }
 
-/// Runs an instance. The receiver is told when it is ready.
+/// Runs an instance. The receiver is told when it is ready. A panic of the instance is its error.
 fn run(
     app: App,
     process: &Shutdown,
@@ -223,7 +234,16 @@ fn run(
     let (sockets, control) = (app.sockets()?, app.control());
     let (tell, ready) = oneshot::channel();
     let ran = app.run_telling(shutdown.clone(), Some(tell));
-    running.spawn(process.tracker.track_future(async move { (number, Box::pin(ran).await) }));
+    let of_instance = shutdown.clone();
+    running.spawn(process.tracker.track_future(async move {
+        let Ok(ran) = AssertUnwindSafe(Box::pin(ran)).catch_unwind().await else {
+            // What has started stops as at every stop.
+            of_instance.soft.cancel();
+            of_instance.wait().await;
+            return (number, Err(AppError::Panicked));
+        };
+        (number, ran)
+    }));
     Ok((Runner { number, shutdown, sockets, control, grace }, ready))
 }
 

@@ -429,7 +429,8 @@ fn of_app(error: &AppError) -> Exit {
         | AppError::Signals(_)
         | AppError::Route { .. }
         | AppError::Outbound(_)
-        | AppError::SigningKey { .. } => Exit::Failed,
+        | AppError::SigningKey { .. }
+        | AppError::Panicked => Exit::Failed,
         AppError::Config(_)
         | AppError::Bus { .. }
         | AppError::NoBus { .. }

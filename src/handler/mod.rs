@@ -41,19 +41,22 @@ impl std::fmt::Debug for Environment {
 /// An event and its sequence.
 #[derive(Debug, Clone)]
 pub struct Delivery {
-    /// Increases within the bot. An event with a known sequence is a repetition.
+    /// The place of the event in its bot's queue. It may be lower than that of an earlier event: with
+    /// `order_by` lanes come one after the other, and redriven dead letters keep their place. A
+    /// repetition may have another one: recognise it by the source and the id of the event.
     pub sequence: Sequence,
     /// The event.
     pub event: Event,
 }
 
-/// The events taken from one bot's queue under one lease, in order, at least one.
+/// The events taken from one bot's queue under one lease, in order, at least one. With `order_by`,
+/// those of one lane.
 #[derive(Debug, Clone)]
 pub struct Slice {
     /// The tenant.
     pub bot: BotId,
-    /// The fence of the lease. It only increases per bot: pass it on if a late effect must be
-    /// refused.
+    /// The fence of the lease. Each new lease of the bot has a higher one: pass it to systems that
+    /// must refuse a late effect, and let them refuse a lower one. A repetition has a higher one.
     pub fence: Fence,
     /// 1 on the first attempt at the first event.
     pub attempt: u32,
@@ -65,6 +68,9 @@ pub struct Slice {
     /// Its trace, if one of the events belongs to a trace that is recorded.
     pub(crate) trace: Option<Arc<SliceTrace>>,
 }
+
+/// Minimum time before a handler that settled nothing is asked again: less would be a busy loop.
+const REST_MIN: Duration = Duration::from_millis(20);
 
 /// The outcome of a slice that did not fail.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,11 +110,19 @@ impl Outcomes {
         Self { settled: Some(count), ..Self::done() }
     }
 
-    /// Delays the unsettled events by `delay`. This counts no attempt. Without unsettled events it
-    /// has no effect.
+    /// Delays the unsettled events by `delay`, and by at least 20 ms if no event is settled. This
+    /// counts no attempt. Without unsettled events it has no effect.
     #[must_use]
     pub fn rest_after(mut self, delay: Duration) -> Self {
         self.rest = Some(delay);
+        self
+    }
+
+    /// Without progress, the pause has a minimum.
+    fn with_pause(mut self) -> Self {
+        if self.settled == Some(0) {
+            self.rest = self.rest.map(|rest| rest.max(REST_MIN));
+        }
         self
     }
 
@@ -127,7 +141,8 @@ impl Outcomes {
         self
     }
 
-    /// Queues the settled event at `index` again after `delay`.
+    /// Queues the settled event at `index` again after `delay`, with a new sequence. This counts no
+    /// attempt.
     #[must_use]
     pub fn later(mut self, index: usize, delay: Duration) -> Self {
         self.exceptions.push((index, Outcome::Later(delay)));
@@ -143,7 +158,9 @@ pub enum FailureKind {
     /// The event becomes a dead letter immediately.
     Permanent,
     /// A store or target is unavailable. The bot is parked and no attempt is counted, so that a
-    /// long outage creates no dead letters.
+    /// long outage creates no dead letters. The pause grows for as long as every slice of the
+    /// pipeline in this process ends so, over all bots. If only the target of one bot is
+    /// unavailable, use [`Failure::transient`], or [`Failure::retry_after`] with a growing pause.
     Unavailable,
 }
 
@@ -223,15 +240,22 @@ pub(crate) const TURN_PATIENCE: Duration = Duration::from_millis(250);
 
 /// A handler of a pipeline's events.
 ///
-/// One instance serves every worker. Two slices of one bot are never handled concurrently, with one
-/// exception: a worker that was frozen past its lease may still be running. It cannot commit.
-/// Effects that must not happen twice should check [`Slice::fence`] or [`Delivery::sequence`].
+/// One instance serves every worker. Two slices of one bot are handled concurrently in two cases
+/// only. With `order_by` and a `concurrency` above 1, [`handle`](Self::handle) runs for several lanes
+/// of a bot, with the same fence. And a worker that was frozen, or does not know yet that its lease
+/// has ended, may still be running: it cannot commit, and it has a lower [`Slice::fence`]. An event
+/// may come again, so store its id together with an effect that must not happen twice.
 pub trait Handler: Send + Sync + 'static {
     /// Handles a slice in order.
     ///
-    /// The future is dropped when the lease is lost, when `handler_timeout` passes and at a second
-    /// stop signal. A panic counts as one failed attempt. The lease is extended while the future is
-    /// pending: a future that blocks its thread for longer than `lease_ttl` loses the lease.
+    /// The future is dropped when the lease is lost, when `handler_timeout` passes, at the end of
+    /// `shutdown_grace`, at a second stop signal, and when Redis does not confirm the slices of this
+    /// process under `total_concurrency` in time. A panic counts as one failed attempt.
+    ///
+    /// The lease is renewed only while the future is pending. A future that blocks its thread before
+    /// the first renewal, after 0.6 s, loses the lease 1.6 s after the claim; later, it loses the
+    /// lease at the end of `lease_ttl`. Run such work in `tokio::task::spawn_blocking`.
+    /// `block_in_place` would stop the renewals too.
     ///
     /// # Errors
     /// A [`Failure`] names the event that could not be handled; the events before it are done.
@@ -248,8 +272,10 @@ pub trait Handler: Send + Sync + 'static {
         false
     }
 
-    /// Called after the completion of a slice is confirmed: `settled` of its events will never be
-    /// handed out again. Must return quickly.
+    /// Called after the completion of a slice is confirmed: its first `settled` events have left the
+    /// queue. Such an event may come again after [`Outcomes::later`], after a redrive, or if Redis
+    /// loses its last writes. Not called if the answer to the completion stays unknown. Must return
+    /// quickly.
     fn committed(&self, slice: &Slice, settled: usize) {
         let _ = (slice, settled);
     }
@@ -299,7 +325,10 @@ impl<H: Handler> AnyHandler for H {
         slice: &'a Slice,
         _: &'a str,
     ) -> Handling<'a> {
-        Box::pin(async move { caught(self.handle(environment, slice)).await.map(Answer::Settled) })
+        Box::pin(async move {
+            let outcomes = caught(self.handle(environment, slice)).await?;
+            Ok(Answer::Settled(outcomes.with_pause()))
+        })
     }
 
     fn mostly_waits(&self) -> bool {
@@ -325,4 +354,14 @@ pub(crate) async fn caught(
             .unwrap_or_else(|| "no message".to_owned());
         Err(Failure::unknown(format!("the handler panicked: {text}")))
     })
+}
+
+#[test]
+fn a_handler_that_settles_nothing_is_not_asked_again_immediately() {
+    let rest = |settled, ms| {
+        let outcomes = Outcomes::first(settled).rest_after(Duration::from_millis(ms));
+        outcomes.with_pause().rest.map(|rest| rest.as_millis())
+    };
+    assert_eq!([rest(0, 0), rest(0, 500), rest(1, 0)], [Some(20), Some(500), Some(0)]);
+    assert_eq!(Outcomes::first(0).with_pause().rest, None, "the pool chooses a pause");
 }

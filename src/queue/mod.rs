@@ -18,6 +18,7 @@
 mod aside;
 mod attempts;
 pub(crate) mod capability;
+mod caught;
 mod dead;
 mod depth;
 mod failure;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
+use super::caught::caught;
 use super::memory::memory_and_replicas;
 use super::wake::{Listener, Wake};
 use super::{PipelineView, Queue};
@@ -44,7 +45,8 @@ pub(crate) struct Sampled {
     pub(crate) gauges: Option<Box<dyn Gauges>>,
 }
 
-/// The gauges of a product for its pipeline.
+/// The gauges of a product for its pipeline. A call that panics is logged, and the next one is made all the
+/// same.
 pub trait Gauges: Send + Sync + 'static {
     /// Whether to measure the overdue time of the first delayed event.
     fn watches_delayed(&self) -> bool {
@@ -256,9 +258,7 @@ impl Sampler {
         for sampled in &self.pipelines {
             show(&sampled.metrics, &PipelineView::default(), 0);
             sampled.metrics.throttled.set(0.0);
-            if let Some(gauges) = &sampled.gauges {
-                gauges.show(&Seen::default());
-            }
+            sampled.tell(&Seen::default());
         }
         metrics::redis_memory(0, 0);
         metrics::redis_replicas(0, 0);
@@ -282,7 +282,7 @@ impl Sampled {
         expires: bool,
         found: &mut Found,
     ) -> Result<(), RedisError> {
-        let Self { queue, metrics, gauges, keep_dead } = self;
+        let Self { queue, metrics, keep_dead, .. } = self;
         let view = queue.view(clock.now()).await?;
         found.quiet &= view.depth == 0 && view.leased + view.parked == 0;
         show(metrics, &view, queue.limits().linger_ms);
@@ -295,7 +295,7 @@ impl Sampled {
         let sample = Sample { depth, oldest_age_ms, ..Sample::default() };
         found.samples.insert(queue.name().clone(), sample);
         let mut overdue_ms = 0;
-        if gauges.as_ref().is_some_and(|gauges| gauges.watches_delayed()) {
+        if self.watches_delayed() {
             let (first, now_ms) = (queue.first_due_ms().await?, millis(clock.now()));
             found.quiet &= first.is_none_or(|first| first > now_ms);
             // A due time causes no wake message if no scheduler runs.
@@ -303,14 +303,28 @@ impl Sampled {
             found.rest = left.map_or(found.rest, |left| found.rest.min(left + ACTIVE));
             overdue_ms = first.map_or(0, |first| now_ms.saturating_sub(first));
         }
-        if let Some(gauges) = gauges {
-            gauges.show(&Seen { view, overdue_ms });
-        }
+        self.tell(&Seen { view, overdue_ms });
         if expires {
             let removed = queue.expire_dead_letters(*keep_dead, clock.now()).await?;
             metrics.letters_removed.increment(removed);
         }
         Ok(())
+    }
+
+    /// Whether its product wants the overdue time of the first delayed event.
+    fn watches_delayed(&self) -> bool {
+        self.gauges.as_ref().is_some_and(|gauges| {
+            let watches =
+                caught(self.queue.name(), "Gauges::watches_delayed", || gauges.watches_delayed());
+            watches == Some(true)
+        })
+    }
+
+    /// Shows a sample in the gauges of its product.
+    fn tell(&self, seen: &Seen) {
+        if let Some(gauges) = &self.gauges {
+            caught(self.queue.name(), "Gauges::show", || gauges.show(seen));
+        }
     }
 }
 

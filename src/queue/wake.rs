@@ -10,6 +10,7 @@ use redis::Value;
 use tracing::{debug, info, warn};
 
 use super::Queue;
+use super::caught::caught;
 use crate::id::{BotId, Shard};
 use crate::lifecycle::Shutdown;
 use crate::redis::{RedisError, Target, parse_score, timed_out};
@@ -55,7 +56,8 @@ impl Wake {
     }
 }
 
-/// A receiver of the messages about one pipeline.
+/// A receiver of the messages about one pipeline. A call that panics is logged, and the next one is made
+/// all the same.
 pub trait Listener: Send + Sync + 'static {
     /// A shard published a message.
     fn heard(&self, shard: Shard, wake: &Wake);
@@ -129,7 +131,11 @@ async fn session(
     // A server that is frozen accepts connections, and answers nothing.
     let answer = tokio::time::timeout(SUBSCRIBED_WITHIN, subscriber.subscribe(names)).await;
     answer.unwrap_or_else(|_| Err(timed_out())).map_err(|source| target.unknown(source))?;
-    pipelines.iter().flat_map(|(_, listeners)| listeners).for_each(|listener| listener.missed());
+    for (queue, listeners) in pipelines {
+        for listener in listeners {
+            caught(queue.name(), "Listener::missed", || listener.missed());
+        }
+    }
     if let Some(Recovered { lasted, failures }) = outage.succeeded() {
         info!(?lasted, failures, "subscribed to the wake channels again");
     }
@@ -139,7 +145,10 @@ async fn session(
             let Some(&(index, shard)) = channels.get(message.get_channel_name()) else { continue };
             let payload = String::from_utf8_lossy(message.get_payload_bytes());
             if let Some(wake) = Wake::parse(&payload) {
-                pipelines[index].1.iter().for_each(|listener| listener.heard(shard, &wake));
+                let (queue, listeners) = &pipelines[index];
+                for listener in listeners {
+                    caught(queue.name(), "Listener::heard", || listener.heard(shard, &wake));
+                }
             } else {
                 debug!(%payload, "an unknown message on a wake channel");
             }

@@ -335,22 +335,15 @@ impl Worker {
     /// Runs `work`, renewing the lease meanwhile. Cancels it when the lease is lost or a hard stop
     /// starts. This loses nothing: the events are still queued.
     async fn while_held<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Ended> {
-        let hard = self.shared.shutdown.hard.clone();
+        let shared = Arc::clone(&self.shared);
         let mut work = pin!(work);
         let (started, mut long) = (Instant::now(), None);
         loop {
             let (renew_at, deadline) = (self.lease.renew_at(), self.lease.deadline());
-            let total = self.shared.total.as_ref().and_then(|total| total.deadline());
             tokio::select! {
                 biased;
-                () = hard.cancelled() => return Err(Ended::NotHandled),
+                () = interrupted(&shared) => return Err(Ended::NotHandled),
                 () = tokio::time::sleep_until(deadline) => return Err(Ended::LeaseLost),
-                () = super::sleep_until(total), if total.is_some() => {
-                    // Renewed meanwhile: it has another deadline.
-                    if self.shared.total.as_ref().and_then(|total| total.deadline()) == total {
-                        return Err(Ended::NotHandled);
-                    }
-                }
                 done = &mut work => return Ok(done),
                 () = tokio::time::sleep_until(renew_at) => {
                     if long.is_none() {
@@ -359,10 +352,13 @@ impl Worker {
                     let mut renewing = pin!(self.renew());
                     tokio::select! {
                         biased;
-                        () = tokio::time::sleep_until(deadline) => return Err(Ended::LeaseLost),
+                        () = interrupted(&shared) => return Err(Ended::NotHandled),
+                        // Before the deadline: after a handler that blocked the thread, both have come, and
+                        // the lease goes on.
                         renewed = &mut renewing => if renewed.is_break() {
                             return Err(Ended::LeaseLost);
                         },
+                        () = tokio::time::sleep_until(deadline) => return Err(Ended::LeaseLost),
                         done = &mut work => return Ok(done),
                     }
                 }
@@ -436,6 +432,24 @@ impl Worker {
                 "the lease was lost before its slice was completed; nothing of it was committed");
         } else {
             debug!(%bot, %fence, "the lease was lost before its slice was completed");
+        }
+    }
+}
+
+/// Waits until no handler may go on: until a hard stop, or until the slices that this process has under a total
+/// limit are not confirmed in time.
+async fn interrupted(shared: &Shared) {
+    let deadline = || shared.total.as_ref().and_then(|total| total.deadline());
+    loop {
+        let total = deadline();
+        tokio::select! {
+            biased;
+            () = shared.shutdown.hard.cancelled() => return,
+            () = super::sleep_until(total) => {}
+        }
+        // Renewed meanwhile: it has another deadline.
+        if deadline() == total {
+            return;
         }
     }
 }

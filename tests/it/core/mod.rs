@@ -30,3 +30,4 @@ mod scripts;
 mod sentinel;
 mod starting;
 mod store;
+mod total;

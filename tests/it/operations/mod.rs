@@ -18,6 +18,7 @@ mod lifecycle;
 mod listing;
 mod log_lines;
 mod operators;
+mod panics;
 mod presence;
 mod private_mongo;
 mod receiver_command;

@@ -1,6 +1,7 @@
 //! The roles of a [`WorkerProcess`](crate::support::process::WorkerProcess).
 
 pub(crate) mod own;
+mod panicking;
 pub(crate) mod worker;
 
 use std::io::Write;
@@ -18,6 +19,7 @@ pub(crate) fn role(name: &str) -> Option<fn()> {
         "caller" => Some(caller),
         "echo" => Some(echo),
         "own" => Some(own::run),
+        "panicking" => Some(panicking::run),
         "worker" => Some(worker::run),
         _ => None,
     }
