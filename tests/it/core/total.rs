@@ -42,17 +42,24 @@ async fn a_slice_ends_with_its_place_also_while_its_lease_is_being_renewed() {
         }
     });
     let url = format!("{:?}", proxy.url());
-    let settings = [("pipelines.test.total_concurrency", "1"), ("redis.url", &*url)];
+    let settings = [
+        ("pipelines.test.total_concurrency", "1"),
+        ("pipelines.test.lease_ttl", "\"15s\""),
+        ("pipelines.test.handler_timeout", "\"30s\""),
+        ("shutdown_grace", "\"30s\""),
+        ("redis.url", &*url),
+    ];
     let instance = Instance::start(&config(&server, "test", &settings), handler).await;
     add(&server, STREAM, &[event("bot", "test", 0)]).await;
     eventually(LONG, "it begins", async || started.load(Ordering::SeqCst) == 1).await;
-    // The first renewal comes after 0.6 s, and the second one after ten more. Then the place lasts for
-    // less than 5 s, the handler may run for ten more, and the lease lasts for 17.
-    tokio::time::sleep(Duration::from_millis(10_200)).await;
+    // The first renewal comes after 0.6 s, and the second one after five more. Then the place lasts for
+    // less than 5 s, and the lease for 8.
+    tokio::time::sleep(Duration::from_millis(5_300)).await;
+    assert_eq!(ended.load(Ordering::SeqCst), 0);
     proxy.set(ProxyMode::Hold);
     let silent = Instant::now();
     eventually(LONG, "it ends", async || ended.load(Ordering::SeqCst) == 1).await;
-    assert!(silent.elapsed() < Duration::from_secs(8), "{:?}", silent.elapsed());
+    assert!(silent.elapsed() < Duration::from_secs(7), "{:?}", silent.elapsed());
     proxy.set(ProxyMode::Pass);
     instance.stop().await;
 }
