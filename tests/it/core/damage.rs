@@ -345,3 +345,35 @@ async fn a_completion_that_redis_refuses_is_sent_again_and_its_event_is_handled_
     eventually(LONG, "the event is completed", async || depth().await == 0).await;
     assert_eq!(push.receiver.called(), 1);
 }
+
+#[tokio::test]
+async fn an_event_that_cannot_be_read_becomes_a_dead_letter_and_the_others_of_its_bot_are_handled()
+{
+    let server = RedisServer::start(Options::default());
+    let log = Log::default();
+    let text = configs(&server, &["damaged"], &[("redis.shards", "4")]);
+    let instance = Instance::start(&text, log.content()).await;
+    let queue = instance.queue("damaged");
+    queue.pause(None).await.unwrap();
+    for _ in 0..3 {
+        push(queue, "b").await;
+    }
+    let mut connection = server.connection().await;
+    for shard in 0..4 {
+        let key = format!("fl:{{damaged:{shard}}}:q:b");
+        let records: Vec<Vec<u8>> = connection.lrange(&key, 0, -1).await.unwrap();
+        if let Some(second) = records.get(1) {
+            // The version and the sequence stay; what follows is no event.
+            let () = connection.lset(&key, 1, [&second[..11], b"\xc1"].concat()).await.unwrap();
+        }
+    }
+    queue.resume(None).await.unwrap();
+    eventually(LONG, "all have left the queue", async || {
+        queue.view(Duration::ZERO).await.unwrap().depth == 0
+    })
+    .await;
+    assert_eq!(log.len(), 2);
+    let dead = queue.dead_of(&BotId::parse("b").unwrap()).await.unwrap();
+    assert_eq!((dead.count, dead.newest.len()), (1, 1));
+    instance.stop().await;
+}
