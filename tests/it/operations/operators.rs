@@ -180,5 +180,7 @@ async fn an_action_on_dead_letters_that_stops_midway_says_how_many_it_did() {
     let () = connection.del(held).await.unwrap();
     assert_eq!(drop_all().code, 0);
     assert_eq!(place.run(&["dead", "list"]).out, "no dead letters\n");
+    // The last client stops the server.
+    drop(connection);
     place.stop().await;
 }
