@@ -345,6 +345,29 @@ async fn beat(
 }
 
 #[cfg(test)]
+impl Process {
+    /// A process that runs these pipelines, and of which nothing else is known.
+    pub(crate) fn running(pipelines: BTreeMap<PipelineName, Pace>) -> Self {
+        Self {
+            id: "a".to_owned(),
+            host: "here".to_owned(),
+            pid: 1,
+            version: "1".to_owned(),
+            roles: Vec::new(),
+            started_ms: 0,
+            pipelines,
+            calls: BTreeMap::new(),
+            breakers: Vec::new(),
+            streams: Vec::new(),
+            buses: Vec::new(),
+            mongodb: None,
+            failing: BTreeMap::new(),
+            long: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -365,22 +388,7 @@ mod tests {
     fn the_pace_of_the_fleet_is_the_sum_of_its_processes() {
         let name = PipelineName::parse("p").unwrap();
         let pace_of = |rate| Pace { settled_per_second: rate, workers_busy: 1, ..Pace::default() };
-        let process = |pipelines| Process {
-            id: String::new(),
-            host: String::new(),
-            pid: 1,
-            version: String::new(),
-            roles: Vec::new(),
-            started_ms: 0,
-            pipelines,
-            calls: BTreeMap::new(),
-            breakers: Vec::new(),
-            streams: Vec::new(),
-            buses: Vec::new(),
-            mongodb: None,
-            failing: BTreeMap::new(),
-            long: Vec::new(),
-        };
+        let process = Process::running;
         let all = [
             process([(name.clone(), pace_of(1.5))].into()),
             process([(name.clone(), pace_of(2.0))].into()),

@@ -1,7 +1,5 @@
 //! Tests of the judgements about a Redis server.
 
-use std::collections::BTreeMap;
-
 use super::super::State;
 use super::*;
 use crate::presence::Pace;
@@ -20,25 +18,6 @@ fn info() -> ServerInfo {
         clients: 2,
         clients_max: 10_000,
         replication: Replication::default(),
-    }
-}
-
-fn process(pipelines: BTreeMap<PipelineName, Pace>) -> Process {
-    Process {
-        id: "a".to_owned(),
-        host: "here".to_owned(),
-        pid: 1,
-        version: "1".to_owned(),
-        roles: Vec::new(),
-        started_ms: 0,
-        pipelines,
-        calls: BTreeMap::new(),
-        breakers: Vec::new(),
-        streams: Vec::new(),
-        buses: Vec::new(),
-        mongodb: None,
-        failing: BTreeMap::new(),
-        long: Vec::new(),
     }
 }
 
@@ -100,7 +79,7 @@ fn a_pipeline_that_is_no_longer_configured_is_named() {
     };
     let check = |known: &[&str], running: &[&str]| {
         let paces = names(running).into_iter().map(|name| (name, Pace::default())).collect();
-        check_known(&config, &names(known), &[process(paces)])
+        check_known(&config, &names(known), &[Process::running(paces)])
     };
     assert_eq!(check(&[], &[]).found, "no pipeline ever ran here");
     assert_eq!(check(&["log"], &["log"]).found, "of log");
