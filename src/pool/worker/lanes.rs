@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use tokio::sync::SemaphorePermit;
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -25,6 +26,9 @@ use crate::handler::{Answer, Delivery, Failure, Outcomes, Slice};
 use crate::id::Lane;
 use crate::redis::aside::{Aside, Tried, Waiting};
 use crate::redis::scripts::{AsideChange, Exception, Fate, Mode};
+
+/// Further lanes of a bot keep this part of the workers free: a quarter, rounded up.
+const KEPT: usize = 4;
 
 /// The events of one lane in a slice of the queue.
 pub(super) struct Run {
@@ -64,9 +68,17 @@ fn not_started() -> Outcomes {
     Outcomes::first(0).rest_after(Duration::ZERO)
 }
 
-/// Runs lanes, at most `most` at once. The first one has a worker; each further one needs a worker that
-/// is free, so that quiet bots need not wait for the lanes of one. None is started once the process
-/// stops, or after the time that a handler may take: otherwise many slow lanes would outlast a stop.
+/// A worker for a further lane of a bot. A quarter of the workers stays free: slow lanes of one bot would
+/// take all of them, and its own first lane needs only what every bot has.
+fn spare_worker(shared: &Shared) -> Option<SemaphorePermit<'_>> {
+    let kept = u32::try_from(shared.settings.workers.max.div_ceil(KEPT)).ok()?;
+    let mut free = shared.workers.try_acquire_many(kept.saturating_add(1)).ok()?;
+    free.split(1)
+}
+
+/// Runs lanes, at most `most` at once. The first one has a worker; each further one needs a spare one.
+/// None is started once the process stops, or after the time that a handler may take: otherwise many
+/// slow lanes would outlast a stop.
 pub(super) async fn run_all(shared: &Shared, runs: &mut [Run], most: usize) {
     let mut waiting = runs.iter_mut().peekable();
     let mut running = FuturesUnordered::new();
@@ -79,9 +91,9 @@ pub(super) async fn run_all(shared: &Shared, runs: &mut [Run], most: usize) {
     loop {
         while waiting.peek().is_some() && running.len() < most && may_start() {
             if running.len() > workers.len() {
-                match shared.workers.try_acquire() {
-                    Ok(worker) => workers.push(worker),
-                    Err(_) => break,
+                match spare_worker(shared) {
+                    Some(worker) => workers.push(worker),
+                    None => break,
                 }
             }
             running.extend(waiting.next().map(|run| run.handle(shared)));
