@@ -15,8 +15,8 @@
 --       number of types with another, per such type: name, threshold ms; number of caps, per cap: n,
 --       window ms; number of caps of types, each: type, n, window ms (n = 0: the type has no cap, nor
 --       those of all types); then per event: id, sequence
--- Reply {dead letters removed, those of them above a quota, per event: 0, or the end: {outcome, label, id, key},
---       or the send:
+-- Reply {dead letters removed, those of them above a quota, per event: 0, or 1 if its notification has no record,
+--       or the end: {outcome, label, id, key}, or the send:
 --       {id, token, bot, uid, type, label, url, method, body, recheck, due, expires,
 --       attempts, when it could be sent, 1 if its lateness counts, headers, key, 1 if it was
 --       postponed, the context of its trace}}
@@ -52,7 +52,7 @@ local function room_for(note, known)
   local free, why = 0, nil
   if note.online ~= '1' and known[1] then
     local threshold = thresholds[note.type] or tonumber(ARGV[6])
-    free = tonumber(known[1]) + threshold
+    free = past(tonumber(known[1])) + threshold
     why = 'the user got another one less than ' .. digits(math.floor(threshold / 1000 + 0.5)) .. ' s before'
   end
   local own = caps_of[note.type]
@@ -117,7 +117,12 @@ local function may_send(note, user, online, waits)
   end
   local known = call('HMGET', user, 'sent', 'by', 'until', 'log', 'log|' .. note.type, 'late', 'turn')
   if known[2] and known[2] ~= note.id then
-    local over = tonumber(known[3]) <= now_ms()
+    local ends, longest = tonumber(known[3]), now_ms() + pause + patience
+    if ends > longest then -- the clock was set back
+      ends = longest
+      call('HSET', user, 'until', ends)
+    end
+    local over = ends <= now_ms()
     if over and known[6] ~= known[2] then
       -- That send has no result yet: its process may have been unable to report it.
       call('HSET', user, 'late', known[2], 'until', now_ms() + patience)
@@ -144,7 +149,7 @@ end
 for i = 1, (#KEYS - 14) / 3 do
   local at, id, sequence = 12 + 3 * i, ARGV[first + 2 * i - 2], tonumber(ARGV[first + 2 * i - 1])
   local note, user = note_at(at, id), KEYS[at + 1]
-  reply[i + 2] = 0
+  reply[i + 2] = note and 0 or 1
   local is_new = note and sequence > math.max(note.s, note.asked)
   if is_new and note.state == 'sending' and note.asked <= note.s then
     call('HSET', note.key, 'asked', sequence) -- and it keeps the token

@@ -2,14 +2,16 @@
 -- drop_letters: deletes dead letters, and what their bots hold with them.
 --
 -- KEYS  the eight of shared.lua, [9] dlq
--- ARGV  'ids' and ids, or 'before' and the oldest id to keep (at most 100 a call)
+-- ARGV  'ids' and ids, or 'older' and the age (ms) of the oldest letters to keep (at most 100 a call)
 -- Reply number of deleted letters
--- Cost  about 4 commands, 1 more for each id
+-- Cost  about 5 commands, 1 more for each id
 assert(#KEYS == 9 and #ARGV >= 2 and (ARGV[1] == 'ids' or #ARGV == 2),
   'drop_letters: wrong number of arguments')
 local DLQ, letters, ids = KEYS[9], {}, {}
-if ARGV[1] == 'before' then
-  letters = call('XRANGE', DLQ, '-', '(' .. ARGV[2], 'COUNT', 100)
+if ARGV[1] == 'older' then
+  -- Ids have the time of the server, so the age is one by its clock.
+  local newest = math.max(0, now_ms() - tonumber(ARGV[2]) - 1)
+  letters = call('XRANGE', DLQ, '-', digits(newest), 'COUNT', 100)
 else
   for i = 2, #ARGV do
     letters[#letters + 1] = call('XRANGE', DLQ, ARGV[i], ARGV[i])[1]

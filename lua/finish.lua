@@ -8,7 +8,7 @@
 --   sent      the receiver has it; it counts for the user
 --   refused   the recheck refused
 --   retry     it becomes due again after `ms`, or expires if that is too late
---   postpone  the same, without counting an attempt
+--   postpone  becomes due again after `ms`, or when it expires; no attempt is counted
 --   dead      it becomes a dead letter
 --
 -- Also runs on a full Redis: notifications.lua explains why it cannot fill it further.
@@ -54,7 +54,7 @@ for i = 1, (#KEYS - 13) / 3 do
       if not call('ZSCORE', DUE, id) then
         call('HSET', note.key, 's', next_sequence()) -- it fell due: the event that is queued means nothing
       end
-      arm(note, now_ms() + ms)
+      arm(note, math.min(now_ms() + ms, note.expires))
       call('HSET', note.key, 'state', 'scheduled', 'reason', reason,
         'postponed', outcome == 'postpone' and 1 or 0)
       if outcome == 'retry' then

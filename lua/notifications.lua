@@ -34,7 +34,8 @@
 -- their quota; then for ten minutes; and above twice the quota for a second. So old results never
 -- refuse a new notification. One with a key stays for at least an hour after it was accepted, unless
 -- it was cancelled: its key must stay known, and the quota of keys bounds its number. A dead one may
--- take the quota once more, because an operator may redrive it. results:<bot> is the meter.
+-- take the quota once more, because an operator may redrive it. It stays longer than its letter, and
+-- without room for it there is no letter. results:<bot> is the meter.
 --
 -- user:<bot> <uid> is a hash: sent, online (ms, the last time of each), by and until (the
 -- notification in flight to the user, and until when no other one is sent to the user), late (the
@@ -83,11 +84,16 @@ local function event_of(note)
     .. (note.uid == '' and '\192' or pack(note.uid)) .. '\192\192\192\192'
 end
 
+-- A time of a user's last notification, if the clock was not set back behind it since; or 0.
+local function past(ms)
+  return ms <= now_ms() and ms or 0
+end
+
 -- When a log of sends has room for another one, with at most n in a window.
 local STAMP = 6
 local function room_at(log, n, window)
   local at = #log - STAMP * n + 1
-  return at < 1 and 0 or struct.unpack('>I6', log, at) + window
+  return at < 1 and 0 or past(struct.unpack('>I6', log, at)) + window
 end
 
 -- Appends a send to a log of a user that keeps the last `n`.
@@ -154,7 +160,7 @@ local function stays(note, state, limit, meter)
   if state == 'dead' then
     bytes, most = bytes + tonumber(note.held or 0), 2 * KEPT_MS
   end
-  local free, now, kept = free_at(meter), now_us(), LEAST_MS
+  local free, now, kept = free_at(meter, 2000 * KEPT_MS), now_us(), LEAST_MS
   local after = free + math.ceil(1000 * KEPT_MS * bytes / limit)
   if after <= now + 1000 * most then
     kept = KEPT_MS
@@ -168,7 +174,7 @@ local function stays(note, state, limit, meter)
     set_meter(meter, after)
   end
   if note.named and state ~= 'cancelled' then
-    kept = math.max(kept, note.created + KEY_MS - now_ms())
+    kept = math.max(kept, math.min(note.created, now_ms()) + KEY_MS - now_ms())
   end
   return kept
 end
@@ -198,14 +204,17 @@ local function next_sequence()
 end
 
 -- Ends it as a dead letter; returns how many letters were deleted, and how many of them because of
--- the quota of the bot. A redrive starts it again. No event that is already queued does, and the record outlives the letter.
+-- a quota of the bot. A redrive starts it again. No event that is already queued does, and the record outlives the
+-- letter: if it cannot stay as long, there is no letter.
 local function give_up(note, reason, dead_max, quota, meter)
   local sequence = next_sequence()
-  local kept = finish(note, 'dead', reason, quota.results, meter)
+  local kept, removed, lost = finish(note, 'dead', reason, quota.results, meter), 1, 1
   call('HSET', note.key, 's', sequence - 1)
   call('PEXPIRE', note.key, kept + 3600000)
-  local removed, lost = dead_letters().bury(DLQ, dead_max, note.bot, record(sequence, event_of(note)), reason,
-    note.attempts, quota, tonumber(note.held or 0))
+  if kept >= KEPT_MS then
+    removed, lost = dead_letters().bury(DLQ, dead_max, note.bot, record(sequence, event_of(note)), reason,
+      note.attempts, quota, tonumber(note.held or 0))
+  end
   if lost > 0 then call('HDEL', note.key, 'body', 'recheck', 'method', 'held') end
   return removed, lost
 end

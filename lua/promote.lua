@@ -18,22 +18,29 @@ local ids = {}
 for at = 2, #ARGV, 2 do
   ids[#ids + 1] = ARGV[at]
 end
-local times = call('ZMSCORE', DUE, unpack(ids))
-local stored = call('HMGET', LATER, unpack(ids))
+-- Other callers may have moved some since, or the clock was set back: such events are not read.
+local times, due, places, queues = call('ZMSCORE', DUE, unpack(ids)), {}, {}, {}
+for i, id in ipairs(ids) do
+  if times[i] and tonumber(times[i]) <= now_ms() then
+    local at = #due + 1
+    due[at], places[at], queues[at] = id, i, 'q' .. ARGV[1 + 2 * i]
+  end
+end
+if #due == 0 then
+  return {0, lowest(DUE) or ''}
+end
+local stored = call('HMGET', LATER, unpack(due))
 local meta = call('HMGET', META, 'seq', 'v', 'depth', 'lanes')
 any_lanes = tonumber(meta[4] or 0) > 0
 local sequence = math.max(tonumber(meta[1] or 0), now_us() - 1)
-local moved, fresh, queues = {}, {}, {}
-for i = 1, #ids do
-  queues[i] = 'q' .. ARGV[1 + 2 * i]
-end
+local moved, fresh = {}, {}
 learn(queues)
-for i, id in ipairs(ids) do
+for at, i in ipairs(places) do
   local bot = ARGV[1 + 2 * i]
   local head = #bot .. ':' .. bot
-  if times[i] and tonumber(times[i]) <= now_ms() and stored[i] and string.sub(stored[i], 1, #head) == head then
+  if stored[at] and string.sub(stored[at], 1, #head) == head then
     sequence = sequence + 1
-    local event = string.sub(stored[i], #head + 1)
+    local event = string.sub(stored[at], #head + 1)
     local length, size = call('RPUSH', KEYS[10 + i], record(sequence, event)), HEAD + #event
     if length == 1 then
       fresh[#fresh + 1] = bot
@@ -41,7 +48,7 @@ for i, id in ipairs(ids) do
     grew('q' .. bot, KEYS[10 + i], length, length - 1, size, size >= LARGE)
     hold('l' .. bot, -1)
     hold('L' .. bot, -#event)
-    moved[#moved + 1] = id
+    moved[#moved + 1] = due[at]
   end
 end
 if #moved > 0 then
@@ -54,4 +61,4 @@ if #moved > 0 then
   end
   join(at_rest(fresh), tonumber(meta[2] or 0), tonumber(ARGV[1]))
 end
-return {#moved, call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2] or ''}
+return {#moved, lowest(DUE) or ''}

@@ -10,7 +10,7 @@
 -- Reply {'OK', appended, dead, dropped, dead letters removed, events and dead letters above a quota,
 --       last sequence}; with a due time the sequence is the id of the delayed event; {'DUP', sequence
 --       of the first time}; {'QUOTA', name, held, limit}: nothing was changed
--- Cost  about 11 commands, 4 more with a key; 9 if delayed
+-- Cost  about 11 commands, 4 more with a key; 10 if delayed
 assert(#KEYS >= 12 and #ARGV >= 14 and counts(11, 1), 'push: wrong number of arguments')
 local idem, due, spent = KEYS[13], tonumber(ARGV[6]), nil
 if idem then
@@ -24,9 +24,14 @@ if idem then
     return refused
   end
 end
+assert(due == 0 or ARGV[13] == '1', 'push: a delayed call takes exactly one event')
+-- No quota stops a delayed event once it is due, so the queue must have room for it now.
+local refused = refusal(KEYS[12], 11)
+if refused then
+  return refused
+end
 local appended, died, dropped, removed, sequence, over, lost = 1, 0, 0, 0, nil, 0, 0
 if due > 0 then
-  assert(ARGV[13] == '1', 'push: a delayed call takes exactly one event')
   local bot, events, bytes = ARGV[11], tonumber(ARGV[9]), tonumber(ARGV[10])
   if events > 0 and held('l' .. bot) >= events then
     return {'QUOTA', 'delayed_events', held('l' .. bot), events}
@@ -45,10 +50,6 @@ if due > 0 then
   settle()
   wake('due', before, due)
 else
-  local refused = refusal(KEYS[12], 11)
-  if refused then
-    return refused
-  end
   appended, died, dropped, removed, sequence, over, lost = append(12, 11, {
     slice = tonumber(ARGV[1]), linger = tonumber(ARGV[2]), max = tonumber(ARGV[3]),
     overflow = ARGV[4], dead = KEYS[9], dead_max = tonumber(ARGV[5]),

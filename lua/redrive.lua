@@ -3,10 +3,14 @@
 -- higher sequence; or at the end with a new sequence, if its handler skips events up to the last
 -- sequence. Revokes a running lease, because its holder counted from another head.
 --
+-- The letter of a notification is moved only while the notification has a record, which then stays until
+-- the event is handled: its pipeline may be paused for long. The key of the record cannot be declared,
+-- because only the letter names it. It carries the tag of the shard.
+--
 -- KEYS  the eight of shared.lua, [9] dlq, [10] q:<bot>
 -- ARGV  id of the dead letter, bot, slice µs, renew (1 or 0)
--- Reply 1, or 0 if this bot has no such dead letter
--- Cost  about 18 commands, twice log2 of the events that were redriven before more
+-- Reply 1, or 0 if this bot has no such dead letter that can be handled again
+-- Cost  about 18 commands, twice log2 of the events that were redriven before more, 2 more for a notification
 assert(#KEYS == 10 and #ARGV == 4, 'redrive: wrong number of arguments')
 local DLQ, QUEUE, id, bot = KEYS[9], KEYS[10], ARGV[1], ARGV[2]
 local letter = call('XRANGE', DLQ, id, id)[1]
@@ -16,6 +20,14 @@ end
 local fields = dead_letters().fields_of(letter)
 if fields.bot ~= bot then
   return 0
+end
+if fields.more then
+  local event = cmsgpack.unpack(string.sub(fields.record, HEAD + 1))
+  local note = string.sub(META, 1, -5) .. 'n:' .. event[1]
+  if call('EXISTS', note) == 0 then
+    return 0
+  end
+  call('PERSIST', note)
 end
 local renews = ARGV[4] == '1'
 if renews then

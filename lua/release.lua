@@ -10,7 +10,7 @@
 -- Cost  up to 11 commands
 assert(#KEYS == 15 and #ARGV == 3, 'release: wrong number of arguments')
 local threshold = tonumber(ARGV[3])
-local last = tonumber(call('HGET', KEYS[15], 'online') or 0)
+local last = past(tonumber(call('HGET', KEYS[15], 'online') or 0))
 local id = call('ZRANGE', KEYS[14], '-inf', now_ms(), 'BYSCORE', 'LIMIT', 0, 1)[1]
 if not id or now_ms() - last < threshold then
   return 0

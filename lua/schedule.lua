@@ -37,7 +37,7 @@ if KEYS[16] then
     return {'AGAIN'}
   end
   known = other ~= '' and note_at(17, other)
-  local repeated = known and now_ms() - known.created < REPEAT_MS and known.state ~= 'cancelled'
+  local repeated = known and now_ms() - past(known.created) < REPEAT_MS and known.state ~= 'cancelled'
   if known and (ARGV[10] == 'once'
       or ARGV[10] == 'ignore' and (repeated or not ENDED[known.state])) then
     return {'DUP', known.due}

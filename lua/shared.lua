@@ -188,8 +188,11 @@ end
 -- TTL: the time (µs) at which the whole quota is free again. What takes a part of the quota moves this
 -- time by the same part of how long it stays. So a bot adds at most its quota at once, and then as
 -- much again in the time that one stays: it never holds more than twice its quota.
-local function free_at(meter)
-  return math.max(tonumber(call('GET', meter) or 0), now_us())
+--
+-- `most`: how far ahead (µs) that time can be. If it is further, the clock was set back since: the quota is free.
+local function free_at(meter, most)
+  local free = math.max(tonumber(call('GET', meter) or 0), now_us())
+  return free - now_us() <= most and free or now_us()
 end
 
 local function set_meter(meter, free)
@@ -205,7 +208,8 @@ local function key_refusal(meter, bytes, limit, ttl)
   if limit == 0 then
     return nil
   end
-  local window, free = ttl * 1000, free_at(meter)
+  local window = ttl * 1000
+  local free = free_at(meter, window)
   local after = free + math.ceil(window * bytes / limit)
   if after - now_us() > window then
     return {'QUOTA', 'key_bytes', math.floor((free - now_us()) / window * limit), limit}
@@ -338,13 +342,17 @@ local function dead_letters()
       end
     end
 
+    -- The oldest letter of a full shard, until letters are deleted: it may be large, so it is read once.
+    local oldest
+
     -- Whether a full shard keeps its oldest letter: its bot has fewer letters than another bot with one
     -- more. So bots with many letters displace none of a bot with few. 0 letters: an older version did
     -- not count them.
     local function keeps_oldest(dead, bot)
-      local oldest = fields_of(call('XRANGE', dead, '-', '+', 'COUNT', 1)[1]).bot
-      local letters = held('d' .. oldest)
-      return oldest ~= bot and letters > 0 and letters <= held('d' .. bot)
+      oldest = oldest or call('XRANGE', dead, '-', '+', 'COUNT', 1)[1]
+      local of = fields_of(oldest).bot
+      local letters = held('d' .. of)
+      return of ~= bot and letters > 0 and letters <= held('d' .. bot)
     end
 
     -- Moves an event to the dead letters. Returns how many letters were deleted for it, the oldest of
@@ -375,7 +383,8 @@ local function dead_letters()
       if excess <= 0 then
         return 0, 0
       end
-      unbury(call('XRANGE', dead, '-', '+', 'COUNT', excess))
+      unbury(excess == 1 and oldest and {oldest} or call('XRANGE', dead, '-', '+', 'COUNT', excess))
+      oldest = nil
       return call('XTRIM', dead, 'MAXLEN', length - excess), 0
     end
 

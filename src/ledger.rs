@@ -72,8 +72,11 @@ pub struct LedgerEntry {
 }
 
 /// How the events of a pipeline use the ledger.
+///
+/// A call that panics ends only itself, and is logged: all pipelines share the tasks that call.
 pub trait Ledger: fmt::Debug + Send + Sync + 'static {
-    /// The event to queue and its ledger entry (`None`: no entry).
+    /// The event to queue and its ledger entry (`None`: no entry). After a panic, the event is queued as it
+    /// is, without an entry; then [`Self::entry`] should return `None` for it.
     fn enter(&self, event: &Event) -> (Event, Option<Posting>);
 
     /// As [`Self::enter`], for a dead letter that is queued again. What an earlier call of
@@ -83,10 +86,12 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
     }
 
     /// The ledger entry of a queued event (`None`: no entry). Called for events that leave the
-    /// queue without an entry from the handler.
+    /// queue without an entry from the handler. After a panic, nothing is removed from the ledger: the
+    /// amount of the event counts until the queue of its bot is empty.
     fn entry(&self, event: &Event) -> Option<(Account, Change)>;
 
-    /// Maximum number of accounts of a bot whose totals one generation caches.
+    /// Maximum number of accounts of a bot whose totals one generation caches. After a panic, no further
+    /// one is cached.
     fn cached_accounts(&self) -> u64;
 
     /// Called with the amount that events of the bus added.

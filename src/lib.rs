@@ -55,6 +55,7 @@
 //! | `trend` | the state of the pipelines in the last 15 minutes and 24 hours, for charts |
 //! | `replay` | puts events of the bus at the end of the queues of one pipeline again |
 //! | `roles`, `startup` | what a process runs, and its start until it is ready |
+//! | `caught` | calls of a pipeline's code whose panic ends only that call |
 //! | `request_deadline`, `signed_token` | the deadline of a request; lease capabilities and list cursors |
 //! | `cli`, `demo` | the command line, and `fairlane demo` |
 //! | `private` | the common part of the private servers, Redis and `MongoDB` |
@@ -92,6 +93,7 @@
 //! use fairlane::config::{Config, PipelineConfig};
 //! use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
 //! use fairlane::id::PipelineName;
+//! use fairlane::telemetry::{self, LevelFilter, LogFormat};
 //!
 //! struct Billing;
 //!
@@ -105,6 +107,7 @@
 //! }
 //!
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! telemetry::init(LogFormat::Text, LevelFilter::INFO)?;
 //! let name = PipelineName::parse("billing")?;
 //! // Called for the first instance and at each reload, with the configuration of that time.
 //! let builder = move |mut config: Config| {
@@ -116,6 +119,10 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Without [`telemetry::init`] or a subscriber of `tracing` of its own, a program logs nothing. Print an
+//! error with `{error}`: the text names the remedy. `examples/custom_handler.rs` does both, and tests its
+//! handler.
 
 #[doc(hidden)]
 pub mod admission;
@@ -125,6 +132,7 @@ pub mod automations;
 mod breaker;
 #[doc(hidden)]
 pub mod bus;
+mod caught;
 #[doc(hidden)]
 pub mod cli;
 pub mod clock;

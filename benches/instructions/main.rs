@@ -8,6 +8,8 @@
 
 // The modules of the hot path, and not the crate: an optimised build of the crate takes minutes, and
 // this one seconds.
+#[path = "../../src/clock.rs"]
+mod clock;
 #[path = "../../src/event/mod.rs"]
 mod event;
 #[path = "../../src/expression/mod.rs"]

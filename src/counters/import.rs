@@ -69,11 +69,10 @@ impl ImportError {
     }
 }
 
-/// Applies consecutive lines: all of them, or the first ones if there is no room for more.
+/// Applies consecutive lines: all of them, or the first ones if there is no room for more or Redis fails.
 ///
 /// # Errors
-/// If no line was applied, or lines are missing. After [`ImportError::Redis`] the number of applied
-/// lines is unknown. The lines can be sent again.
+/// If no line is known to be applied. The lines can be sent again.
 pub(crate) async fn import(
     queue: &Queue,
     bot: &BotId,
@@ -81,24 +80,31 @@ pub(crate) async fn import(
     lines: &[Line],
 ) -> Result<Progress, ImportError> {
     let mut progress = Progress::default();
+    match apply(queue, bot, key, lines, &mut progress).await {
+        // If the reason lasts, the call for the other lines meets it.
+        Err(_) if progress.last > 0 => Ok(progress),
+        applied => applied.map(|()| progress),
+    }
+}
+
+/// The same. After an error, `progress` has what was applied before.
+async fn apply(
+    queue: &Queue,
+    bot: &BotId,
+    key: &str,
+    lines: &[Line],
+    progress: &mut Progress,
+) -> Result<(), ImportError> {
     for lines in lines.chunks(LINES) {
         let (waiting, percent) = queue.room(bot).await?;
-        let refused = if waiting >= WAITING_MAX {
-            Some(ImportError::Waiting { waiting })
-        } else if percent >= FULL_PERCENT {
-            Some(ImportError::Full { percent })
-        } else {
-            None
-        };
-        if let Some(refused) = refused {
-            return if progress.last > 0 { Ok(progress) } else { Err(refused) };
+        if waiting >= WAITING_MAX {
+            return Err(ImportError::Waiting { waiting });
+        }
+        if percent >= FULL_PERCENT {
+            return Err(ImportError::Full { percent });
         }
         for (line, taken) in lines.iter().zip(queue.import_lines(bot, key, lines).await?) {
-            let taken = match taken {
-                Err(RedisError::Quota(_)) if progress.last > 0 => return Ok(progress),
-                taken => taken?,
-            };
-            match taken {
+            match taken? {
                 Taken::Now => progress.imported += 1,
                 Taken::Before => progress.skipped += 1,
                 Taken::Gap(last) => return Err(ImportError::Gap { line: line.number, last }),
@@ -106,5 +112,5 @@ pub(crate) async fn import(
             progress.last = line.upto;
         }
     }
-    Ok(progress)
+    Ok(())
 }

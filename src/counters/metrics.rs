@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn every_metric_of_the_counters_is_exported_from_the_start() {
-        install();
+        install().unwrap();
         let _handles = CounterMetrics::new();
         let text = render();
         let of_counters = |metric: &&Metric| metric.name.starts_with("fairlane_counters_");

@@ -115,8 +115,7 @@ mod tests {
             Delivery { sequence: Sequence::new(sequence), event }
         };
         let events = events.iter().map(event).collect();
-        let (fence, deadline) = (Fence::new(1), Instant::now());
-        Slice { bot, fence, attempt: 1, deadline, events, trace: None }
+        Slice::new(bot, Fence::new(1), 1, Instant::now(), events)
     }
 
     #[tokio::test(start_paused = true)]

@@ -12,12 +12,15 @@
 
 mod call;
 mod copy;
+mod interest;
 mod positions;
 mod read;
 pub(crate) mod starts;
 pub(crate) mod unmatched;
 
 use self::copy::Copying;
+pub use self::interest::Interest;
+pub(crate) use self::interest::guarded;
 pub use self::positions::Positions;
 pub use self::read::{Range, Read, is_in};
 pub use self::starts::NewStart;
@@ -27,7 +30,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, join_all, try_join_all};
+use futures_util::future::{join_all, try_join_all};
 use rustc_hash::FxBuildHasher;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
@@ -79,19 +82,6 @@ pub struct Route {
     pub warned: OncePerMinute,
     /// Limits the log line about full queues.
     pub full: OncePerMinute,
-}
-
-/// Selects events of a pipeline's types by what the pipeline knows about their bots.
-pub trait Interest: std::fmt::Debug + Send + Sync + 'static {
-    /// Whether it wants the event. In doubt, yes.
-    fn wants(&self, event: &Event) -> bool;
-
-    /// Whether it wants events of this type for this bot, as far as known. If its knowledge may be
-    /// stale, yes.
-    fn takes(&self, bot: &BotId, kind: &str) -> bool;
-
-    /// Ends once it knows all bots.
-    fn known(&self) -> BoxFuture<'_, ()>;
 }
 
 /// An event as stored in a queue with a ledger, and its ledger entry.

@@ -1,3 +1,5 @@
+use futures_util::future::BoxFuture;
+
 use super::*;
 
 fn event(bot: &str, source: &str, id: &str) -> Event {

@@ -1,7 +1,8 @@
 //! Commits completions in groups. Completions that arrive during a write wait for the next one, so
 //! groups grow with the load, and an idle system has no added latency. In a cluster each server has
-//! its own writes: a frozen server does not delay the others. Completions that may wait are on the
-//! shelf: see [`super::shelf`].
+//! its own writes: a frozen server does not delay the others. With `redis.wait_replicas`, renewals
+//! have their own writes too: they do not wait for replicas. Completions that may wait are on the shelf:
+//! see [`super::shelf`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,6 +27,8 @@ use crate::telemetry::{Outage, Recovered};
 const CALL_MAX: usize = 64;
 /// Maximum number of accounts that one script call changes, so that it stays short.
 const CALL_ACCOUNTS: usize = 500;
+/// Maximum number of exceptions in one script call, for the same reason.
+pub(super) const CALL_EXCEPTIONS: usize = 500;
 /// Maximum number of completions per write.
 const GROUP_MAX: usize = 2_048;
 /// A completion waits only if its lease lasts longer than this.
@@ -107,7 +110,8 @@ impl Commits {
     /// Commits and waits for the result.
     ///
     /// # Cancel safety
-    /// The completion is committed all the same; the result is lost.
+    /// The completion is committed all the same, and the result is lost. A renewal that was not sent
+    /// yet is dropped.
     pub(super) async fn commit(
         &self,
         shard: Shard,
@@ -116,6 +120,12 @@ impl Commits {
     ) -> Committed {
         let (item, verdict) = Item::new(shard, completion, deadline);
         self.send(item, verdict).await
+    }
+
+    /// As [`Self::commit`], but returns immediately, without the result.
+    pub(super) fn commit_unheard(&self, shard: Shard, completion: Completion, deadline: Instant) {
+        let (item, _) = Item::new(shard, completion, deadline);
+        self.shelf.put_due(vec![item]);
     }
 
     async fn send(&self, item: Item, verdict: oneshot::Receiver<Committed>) -> Committed {
@@ -185,7 +195,7 @@ impl Drop for Along<'_> {
         for item in &mut self.items {
             item.unanswered |= self.is_cut;
         }
-        self.shelf.give_back(std::mem::take(&mut self.items));
+        self.shelf.put_due(std::mem::take(&mut self.items));
     }
 }
 
@@ -207,13 +217,15 @@ pub(super) fn committer(
         metrics: metrics.clone(),
     };
     let task = async move {
-        let cluster = queue.link().target().is_cluster();
+        let target = queue.link().target();
+        let apart = target.wait_replicas() > 0;
+        let several = target.is_cluster() || apart;
         let outlet = Writer { queue: &queue, dead_max, board: &board, metrics: &metrics };
         let mut waiting: Vec<Item> = Vec::new();
-        // At most one write per server. A write after a failure starts with a pause.
+        // At most one write per way. A write after a failure starts with a pause.
         let mut writes = FuturesUnordered::new();
-        let mut busy: BTreeMap<usize, Duration> = BTreeMap::new();
-        let mut pauses: BTreeMap<usize, Duration> = BTreeMap::new();
+        let mut busy: BTreeMap<Way, Duration> = BTreeMap::new();
+        let mut pauses: BTreeMap<Way, Duration> = BTreeMap::new();
         let mut closed = false;
         loop {
             if writes.is_empty() {
@@ -233,13 +245,13 @@ pub(super) fn committer(
                     }
                 }
             } else {
-                // With one server, new completions cannot be sent before the current write ends.
-                let others = cluster && !closed && waiting.len() < GROUP_MAX;
+                // With one way, new completions cannot be sent before the current write ends.
+                let others = several && !closed && waiting.len() < GROUP_MAX;
                 tokio::select! {
                     biased;
-                    Some(Written { holder, left, failed }) = writes.next() => {
-                        let pause = busy.remove(&holder).filter(|_| failed);
-                        pause.map(|pause| pauses.insert(holder, (pause * 2).min(RETRY_MAX)));
+                    Some(Written { way, left, failed }) = writes.next() => {
+                        let pause = busy.remove(&way).filter(|_| failed);
+                        pause.map(|pause| pauses.insert(way, (pause * 2).min(RETRY_MAX)));
                         waiting.splice(0..0, left);
                     }
                     count = receiver.recv_many(&mut waiting, GROUP_MAX), if others => {
@@ -258,19 +270,20 @@ pub(super) fn committer(
                 }
             }
             give_up_late(&mut waiting);
-            let mut ready: BTreeMap<usize, Vec<Item>> = BTreeMap::new();
+            let mut ready: BTreeMap<Way, Vec<Item>> = BTreeMap::new();
             for item in std::mem::take(&mut waiting) {
-                let holder = queue.link().holder(queue.keys(item.shard));
-                if busy.contains_key(&holder) {
+                let server = queue.link().holder(queue.keys(item.shard));
+                let way = Way { server, lasting: apart && item.completion.is_lasting() };
+                if busy.contains_key(&way) {
                     waiting.push(item);
                 } else {
-                    ready.entry(holder).or_default().push(item);
+                    ready.entry(way).or_default().push(item);
                 }
             }
-            for (holder, items) in ready {
-                let pause = pauses.remove(&holder).unwrap_or(RETRY_FIRST);
-                busy.insert(holder, pause);
-                writes.push(outlet.write(holder, items, pause));
+            for (way, items) in ready {
+                let pause = pauses.remove(&way).unwrap_or(RETRY_FIRST);
+                busy.insert(way, pause);
+                writes.push(outlet.write(way, items, pause));
             }
         }
     };
@@ -278,11 +291,13 @@ pub(super) fn committer(
 }
 
 /// Drops completions that must not be sent any more. Their leases expire, and their events are
-/// handed out again.
+/// handed out again. Also drops renewals for which no worker waits any more: it ends the lease, and a
+/// completion on another way may overtake them.
 fn give_up_late(waiting: &mut Vec<Item>) {
     let now = Instant::now();
     for item in std::mem::take(waiting) {
-        if item.deadline > now {
+        let is_idle = item.reply.is_closed() && !item.completion.is_lasting();
+        if item.deadline > now && !is_idle {
             waiting.push(item);
         } else {
             let verdict = if item.unanswered { Committed::Unknown } else { Committed::Stale };
@@ -290,6 +305,15 @@ fn give_up_late(waiting: &mut Vec<Item>) {
             let _ = item.reply.send(verdict);
         }
     }
+}
+
+/// The writes of one way follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Way {
+    /// The number of the server.
+    server: usize,
+    /// Whether the results wait for replicas.
+    lasting: bool,
 }
 
 /// The state of a write.
@@ -303,15 +327,15 @@ struct Writer<'a> {
 
 /// The result of a write.
 struct Written {
-    holder: usize,
+    way: Way,
     /// The completions to send again.
     left: Vec<Item>,
     failed: bool,
 }
 
 impl Writer<'_> {
-    /// Sends completions to one server in one write. After a failure it waits for `pause`.
-    async fn write(self, holder: usize, mut items: Vec<Item>, pause: Duration) -> Written {
+    /// Sends completions in one write. After a failure it waits for `pause`.
+    async fn write(self, way: Way, mut items: Vec<Item>, pause: Duration) -> Written {
         let Self { queue, dead_max, board, metrics } = self;
         let written = commit_group(queue, dead_max, board, metrics, &mut items).await;
         if let Err(error) = &written {
@@ -323,7 +347,7 @@ impl Writer<'_> {
         } else if let Some(Recovered { lasted, failures }) = COMPLETIONS.succeeded() {
             info!(?lasted, failures, "completions succeed again");
         }
-        Written { holder, left: items, failed: written.is_err() }
+        Written { way, left: items, failed: written.is_err() }
     }
 }
 
@@ -408,10 +432,12 @@ fn grouped(waiting: &[Item]) -> Vec<(Shard, Vec<usize>)> {
         let accounts = |item: &Item| {
             item.completion.leaving.as_ref().map_or(0, |leaving| leaving.accounts.len())
         };
+        let exceptions = |item: &Item| item.completion.exceptions.len();
         let fits = |group: &Vec<usize>| {
             let others = || group.iter().map(|&place| &waiting[place]);
             group.len() < CALL_MAX
                 && others().map(accounts).sum::<usize>() + accounts(item) <= CALL_ACCOUNTS
+                && others().map(exceptions).sum::<usize>() + exceptions(item) <= CALL_EXCEPTIONS
                 && !others().any(|other| other.completion.bot == item.completion.bot)
         };
         match groups.last_mut() {
@@ -429,7 +455,10 @@ fn answer(item: Item, verdict: Verdict) {
     let committed = match verdict {
         Verdict::Ok => Committed::Done,
         Verdict::Full => Committed::Full,
-        Verdict::Stale | Verdict::Bad if item.unanswered => Committed::Unknown,
+        // A renewal may arrive after the end of its slice, which does not wait for it.
+        Verdict::Stale | Verdict::Bad if item.unanswered || item.reply.is_closed() => {
+            Committed::Unknown
+        }
         Verdict::Stale => Committed::Stale,
         Verdict::Bad => {
             tracing::error!(bot = %item.completion.bot, fence = %item.completion.fence,

@@ -108,8 +108,8 @@ impl Shelf {
         Ok(())
     }
 
-    /// Puts completions back that a copy took along and that are due now.
-    pub(super) fn give_back(&self, items: Vec<Item>) {
+    /// Puts completions there that are due now, such as those that a copy took along in vain.
+    pub(super) fn put_due(&self, items: Vec<Item>) {
         if items.is_empty() {
             return;
         }
@@ -254,7 +254,7 @@ mod tests {
         let shelf = shelf(&["a", "b"]);
         let items = shelf.take_along([bot("a")].iter());
         assert!(shelf.take().is_empty());
-        shelf.give_back(items);
+        shelf.put_due(items);
         assert!(shelf.is_due());
         shelf.due().await;
         assert_eq!(along(&shelf, "b"), 2, "they are still those of their bots");
@@ -275,7 +275,7 @@ mod tests {
         let items = shelf.take();
         let give_back = async {
             tokio::time::sleep(WAIT).await;
-            shelf.give_back(items);
+            shelf.put_due(items);
         };
         let (heard, ()) = tokio::join!(due(WAIT + RIDE), give_back);
         heard.expect("they are due without a further wait");

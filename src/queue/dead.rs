@@ -350,20 +350,16 @@ impl Queue {
             && let Some(suppressed) = LOST.take()
         {
             warn!(pipeline = %self.name(), count, suppressed,
-                "bots have as many dead letters as quotas.dead_letters or quotas.dead_bytes permit; further events that fail are lost");
+                "bots have as many dead letters as quotas.dead_letters or quotas.dead_bytes permit, or as many dead notifications as quotas.result_bytes permits; further events that fail are lost");
         }
     }
 
-    /// Deletes dead letters older than `keep`. Returns their number.
+    /// Deletes dead letters older than `keep` by the clock of their server. Returns their number.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
-    pub async fn expire_dead_letters(
-        &self,
-        keep: Duration,
-        now: Duration,
-    ) -> Result<u64, RedisError> {
-        let letters = Dropping::Before(Offset { ms: millis(now.saturating_sub(keep)), seq: 0 });
+    pub async fn expire_dead_letters(&self, keep: Duration) -> Result<u64, RedisError> {
+        let letters = Dropping::Older(keep);
         let mut shards: Vec<&ShardKeys> = self.shards().iter().collect();
         let mut count = 0;
         while !shards.is_empty() {

@@ -24,7 +24,7 @@ use crate::telemetry::OncePerMinute;
 const SAMPLE: i64 = 64;
 
 /// Number of commands of [`Queue::view`] per shard.
-const SHARD_COMMANDS: usize = 10;
+const SHARD_COMMANDS: usize = 11;
 
 /// When an unreadable shard, or one with a negative depth, was last logged.
 static DAMAGED: OncePerMinute = OncePerMinute::new();
@@ -52,11 +52,16 @@ pub struct PipelineView {
     /// Dead letters kept.
     pub dead: u64,
     /// Age of the oldest event in a sample of up to 64 ready, leased or parked bots per shard, ms.
+    /// Bots whose events wait because of their rate do not count.
     pub oldest_age_ms: u64,
     /// The sequence of that event.
     #[serde(skip)]
     #[schema(ignore)]
     pub oldest: Option<Sequence>,
+    /// Bots whose events waited for tokens of their rate after their last slice.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub throttled: u64,
     /// Whether the whole pipeline is paused.
     pub stopped: bool,
     /// Since when it is paused, by whom, and why; absent: unknown.
@@ -147,6 +152,7 @@ impl Queue {
             pipe.cmd("SCARD").arg(keys.paused());
             pipe.cmd("ZCARD").arg(&keys.due);
             pipe.cmd("XLEN").arg(&keys.dlq);
+            pipe.cmd("ZCARD").arg(&keys.slow);
             // The busiest bots wait at the end of the control set, so both of its ends are sampled.
             // Parked bots are at both ends of the busy set, so one end suffices.
             pipe.cmd("ZRANGE").arg(keys.ready()).arg(0).arg(SAMPLE / 2 - 1);
@@ -155,9 +161,9 @@ impl Queue {
         }
         let values = self.link().run(&pipe).await?;
         let mut view = PipelineView::default();
-        let (mut sampled, mut with_lanes) = (Vec::new(), Vec::new());
+        let (mut sampled, mut with_lanes, mut with_rates) = (Vec::new(), Vec::new(), Vec::new());
         for (keys, values) in self.shards().iter().zip(values.chunks(SHARD_COMMANDS)) {
-            let before = view.set_aside;
+            let (aside, throttled) = (view.set_aside, view.throttled);
             let bots = match self.view_shard(&mut view, values) {
                 Ok(bots) => bots,
                 Err(error) if error.is_passing() => return Err(error),
@@ -171,11 +177,18 @@ impl Queue {
                     continue;
                 }
             };
-            if view.set_aside > before {
+            if view.set_aside > aside {
                 with_lanes.extend_from_slice(&bots);
+            }
+            if view.throttled > throttled {
+                with_rates.extend(bots.iter().map(|bot| (keys, bot.clone())));
             }
             sampled.extend(bots);
         }
+        // Their events wait because of a setting, as those of paused bots.
+        let throttled = self.throttled_among(with_rates).await?;
+        sampled.retain(|bot| !throttled.contains(bot));
+        with_lanes.retain(|bot| !throttled.contains(bot));
         let heads = self.heads(&sampled).await?;
         let aside = self.oldest_aside(&with_lanes).await?;
         let sequences = heads.values().map(|head| head.sequence).chain(aside.into_values());
@@ -301,6 +314,7 @@ impl PipelineView {
         self.set_aside += shard.set_aside;
         self.delayed += shard.delayed;
         self.dead += shard.dead;
+        self.throttled += shard.throttled;
         self.stopped |= shard.stopped;
         // The shards are paused one after the other, all with the same note.
         if self.pause.is_none() {
@@ -332,6 +346,7 @@ fn look(reply: &mut Reply) -> Result<(PipelineView, i64, Vec<BotId>), ReplyError
         dead: reply.number()?,
         oldest_age_ms: 0,
         oldest: None,
+        throttled: reply.number()?,
         stopped,
         pause,
     };

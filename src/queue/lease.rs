@@ -230,6 +230,15 @@ mod tests {
     }
 
     #[test]
+    fn what_only_keeps_it_or_hands_it_over_does_not_wait_for_replicas() {
+        let lease = granted(Some(1));
+        let keep = Mode::Keep { ttl_ms: 1 };
+        let ends = |n, mode| lease.completion((n, 0), mode, 0, Vec::new()).is_lasting();
+        assert!(!lease.renewal(TTL).is_lasting() && !lease.handover(TTL, 1, 5).is_lasting());
+        assert!(ends(1, keep) && ends(0, Mode::Release) && ends(0, Mode::Park { ms: 1 }));
+    }
+
+    #[test]
     fn its_completion_tells_its_run_and_what_was_removed_before() {
         let mut lease = granted(Some(1));
         lease.removed(2);

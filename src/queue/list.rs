@@ -70,7 +70,7 @@ pub struct BotPage {
 pub struct BotFilter<'a> {
     /// The bots that the viewer may see and asks for.
     pub wanted: &'a (dyn Fn(&BotId) -> bool + Sync),
-    /// Only bots in this state.
+    /// Only bots in this state. Idle bots are in lists of failing bots only.
     pub state: Option<BotState>,
     /// Only failing bots: their last attempt failed, they have lanes that are set aside, or dead letters.
     pub failing: bool,
@@ -261,17 +261,19 @@ impl Queue {
             return Ok(bots);
         }
         if let Some(state) = filter.state {
-            let mut pipe = Pipeline::with_capacity(2);
+            let mut pipe = Pipeline::with_capacity(4);
             pipe.cmd("HMGET").arg(keys.owners()).arg(names(&bots));
             pipe.cmd("ZMSCORE").arg(keys.busy()).arg(names(&bots));
             pipe.cmd("SMISMEMBER").arg(keys.paused()).arg(names(&bots));
-            let [leased, busy, paused] = self.columns("states", &pipe).await?;
-            let mut rows = leased.into_iter().zip(busy).zip(paused);
+            pipe.cmd("ZMSCORE").arg(keys.ready()).arg(names(&bots));
+            let [leased, busy, paused, ready] = self.columns("states", &pipe).await?;
+            let mut rows = leased.into_iter().zip(busy).zip(paused).zip(ready);
             bots.retain(|_| {
-                let Some(((leased, busy), paused)) = rows.next() else { return false };
-                let is = match (leased, busy, paused) {
-                    (Value::Nil, Value::Nil, Value::Int(1)) => BotState::Paused,
-                    (Value::Nil, Value::Nil, _) => return state == BotState::Ready,
+                let Some((((leased, busy), paused), ready)) = rows.next() else { return false };
+                let is = match (leased, busy, paused, ready) {
+                    (Value::Nil, Value::Nil, Value::Int(1), _) => BotState::Paused,
+                    (Value::Nil, Value::Nil, _, Value::Nil) => BotState::Idle,
+                    (Value::Nil, Value::Nil, ..) => BotState::Ready,
                     (Value::Nil, ..) => BotState::Parked,
                     _ => BotState::Leased,
                 };

@@ -18,7 +18,6 @@
 mod aside;
 mod attempts;
 pub(crate) mod capability;
-mod caught;
 mod dead;
 mod depth;
 mod failure;
@@ -26,6 +25,7 @@ mod find;
 mod follow;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+mod guarded;
 mod holdings;
 mod inspect;
 mod known;
@@ -36,6 +36,7 @@ pub(crate) mod memory;
 mod next;
 mod order;
 mod pause;
+mod push;
 mod recent;
 pub(crate) mod sample;
 pub(crate) mod schedule;
@@ -57,27 +58,28 @@ pub(crate) use self::find::Search;
 pub(crate) use self::follow::{Follower, News, Outcome, Wanted};
 pub use self::holdings::Holdings;
 pub use self::inspect::{BotState, BotView, PipelineView, QueuedEvent};
+#[doc(hidden)]
 pub use self::lease::{CLAIM_TTL, Lease, MARGIN, Sent};
 pub use self::letters::{DeadGlimpses, DeadPage, PAGE_BYTES};
 pub use self::list::{BotCursor, BotFilter, BotOrder, BotPage, Mark};
 pub use self::next::{EventCursor, EventPage};
 pub use self::order::OrderBy;
 pub use self::pause::PauseNote;
+pub use self::push::{PUSH_MAX, PushError, PushOptions};
 pub(crate) use self::recent::Recent;
 pub(crate) use self::sweep::{Bound, Deed, GROUPED, Reasons, Swept, Wish};
 pub use self::throttled::Throttled;
 pub use self::why::ListedBot;
-use crate::event::Event;
 use crate::id::{BotId, PipelineName, Shard, ShardCount};
 use crate::ledger::Ledger;
 use crate::pipeline::{Kind, Protected};
 use crate::quotas::{NO_QUOTAS, Quotas};
 use crate::rate::{BotRate, Change, Weight};
+use crate::redis::Link;
+pub use crate::redis::RedisError;
 use crate::redis::keys::ShardKeys;
-use crate::redis::scripts::{
-    Due, FindDue, Limits, Promote, Promoted, Purge, Push, Pushed, Revoke, Set,
-};
-use crate::redis::{Link, RedisError};
+use crate::redis::scripts::{Limits, Purge, Revoke, Set};
+pub use crate::redis::scripts::{Pushed, Queued};
 
 /// One slice in virtual time while bots compete. A bot whose last finish is at most this far ahead
 /// of the clock counts as quiet. Slices shrink to this length while more bots are ready than there
@@ -91,6 +93,7 @@ pub(crate) const FAIR_SLICE_US: u64 = 10_000;
 pub const SET_MAX: usize = 10_000;
 
 /// A change of what is set for one bot.
+#[doc(hidden)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BotChange {
     /// Its share; `None`: as it is.
@@ -124,11 +127,6 @@ impl fmt::Display for BotChange {
     }
 }
 
-/// Maximum number of delayed events moved by one call.
-pub const PROMOTE_BATCH: usize = 100;
-/// Maximum number of their bytes, but at least one event: the script reads all of them while Redis waits.
-const PROMOTE_BYTES: usize = 4 << 20;
-
 /// The queues of one pipeline, over one link. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Queue {
@@ -159,17 +157,9 @@ pub(crate) fn open_max(shards: ShardCount) -> u64 {
     OPEN_MAX.div_ceil(u64::from(shards.get()))
 }
 
-/// Options of a push.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct PushOptions<'a> {
-    /// A second push with the same key within the deduplication window changes nothing.
-    pub idempotency: Option<(&'a str, Duration)>,
-    /// When the event becomes due, since 1970. Only for a call with exactly one event.
-    pub due: Option<Duration>,
-}
-
 impl Queue {
     /// The queues of `name`, of the default kind, over `link`.
+    #[doc(hidden)]
     #[must_use]
     pub fn new(name: PipelineName, count: ShardCount, limits: Limits, link: Arc<Link>) -> Self {
         let shards =
@@ -179,20 +169,30 @@ impl Queue {
     }
 
     /// The same queues with quotas of what bots may hold.
+    #[doc(hidden)]
     #[must_use]
     pub fn with_quotas(self, quotas: Quotas) -> Self {
         Self { quotas, ..self }
     }
 
     /// The same queues over another link.
+    #[doc(hidden)]
     #[must_use]
     pub fn over(&self, link: Arc<Link>) -> Self {
         Self { link, ..self.clone() }
     }
 
+    /// The same queues, where an event beyond the maximum length is not kept, not even as a dead letter.
+    pub(crate) fn dropping_new(&self) -> Self {
+        let limits = Limits { overflow_dead: false, ..self.limits };
+        Self { limits, ..self.clone() }
+    }
+
     /// The same queues for a pipeline of this kind.
+    #[doc(hidden)]
     #[must_use]
-    pub fn of_kind(self, kind: Kind) -> Self {
+    pub fn of_kind(self, mut kind: Kind) -> Self {
+        kind.ledger = kind.ledger.map(|ledger| guarded::guarded(&self.name, ledger));
         Self { kind: Arc::new(kind), ..self }
     }
 
@@ -220,12 +220,14 @@ impl Queue {
     }
 
     /// The keys of every shard.
+    #[doc(hidden)]
     #[must_use]
     pub fn shards(&self) -> &Arc<[ShardKeys]> {
         &self.shards
     }
 
     /// The keys of one shard.
+    #[doc(hidden)]
     #[must_use]
     pub fn keys(&self, shard: Shard) -> &ShardKeys {
         &self.shards[shard.index()]
@@ -244,24 +246,28 @@ impl Queue {
     }
 
     /// The limits of the queues, with the quotas of bots without their own, at present.
+    #[doc(hidden)]
     #[must_use]
     pub fn limits(&self) -> Limits {
         Limits { quota: self.quotas.general(), ..self.limits }
     }
 
     /// The limits of the queue of a bot, with its quotas at present.
+    #[doc(hidden)]
     #[must_use]
     pub fn limits_of(&self, bot: &BotId) -> Limits {
         Limits { quota: self.quotas.of(bot), ..self.limits }
     }
 
     /// How much bots may hold.
+    #[doc(hidden)]
     #[must_use]
     pub fn quotas(&self) -> &Quotas {
         &self.quotas
     }
 
     /// The link in use.
+    #[doc(hidden)]
     #[must_use]
     pub fn link(&self) -> &Arc<Link> {
         &self.link
@@ -271,33 +277,8 @@ impl Queue {
         self.keys(self.shard_of(bot))
     }
 
-    /// Queues events of one bot, in order. They need not come from a bus.
-    ///
-    /// # Errors
-    /// After [`RedisError::Unknown`] the events may or may not be queued: push again with the same
-    /// idempotency key.
-    pub async fn push(
-        &self,
-        bot: &BotId,
-        events: &[Event],
-        options: PushOptions<'_>,
-    ) -> Result<Pushed, RedisError> {
-        let encoded: Vec<Vec<u8>> = events.iter().map(Event::encode).collect();
-        let idempotency =
-            options.idempotency.map(|(key, window)| (key, crate::clock::millis(window).max(1)));
-        let push = Push {
-            keys: self.keys_of(bot),
-            limits: self.limits_of(bot),
-            bot,
-            events: &encoded,
-            due_ms: options.due.map_or(0, crate::clock::millis),
-            idempotency,
-        };
-        self.link.call(&push).await
-    }
-
-    /// Deletes the queue of a bot, revokes its lease, and returns the number of deleted events.
-    /// Some pipelines do not allow it: see [`Self::protected`].
+    /// Deletes the queue of a bot, revokes its lease, and returns the number of deleted events. Does not
+    /// look whether the pipeline is [protected](Self::protected): the caller must.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
@@ -332,32 +313,11 @@ impl Queue {
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
+    #[doc(hidden)]
     pub async fn set(&self, bot: &BotId, change: BotChange) -> Result<bool, RedisError> {
         let BotChange { weight, rate, burst } = change;
         let (keys, slice_us) = (self.keys_of(bot), self.limits.slice_us);
         self.link.call(&Set { keys, bot, slice_us, max: SET_MAX, weight, rate, burst }).await
-    }
-
-    /// Moves delayed events of one shard that are due at `now` into the queues, oldest first, at
-    /// most [`PROMOTE_BATCH`] and 4 MiB of them. The script compares with the server's clock, so no
-    /// event moves early.
-    ///
-    /// # Errors
-    /// If Redis is unavailable or refuses.
-    pub async fn promote(&self, shard: Shard, now: Duration) -> Result<Promoted, RedisError> {
-        let keys = self.keys(shard);
-        let find = FindDue {
-            keys,
-            now_ms: crate::clock::millis(now),
-            most: PROMOTE_BATCH,
-            bytes: PROMOTE_BYTES,
-        };
-        let Due { next_ms, events } = self.link.call(&find).await?;
-        if events.is_empty() {
-            return Ok(Promoted { moved: 0, next_ms });
-        }
-        let promote = Promote { keys, slice_us: self.limits.slice_us, events: &events };
-        self.link.call(&promote).await
     }
 }
 
@@ -367,10 +327,6 @@ fn delayed_bot(entry: &[u8]) -> Option<BotId> {
     let length: usize = std::str::from_utf8(&entry[..colon]).ok()?.parse().ok()?;
     let bot = entry.get(colon + 1..colon + 1 + length)?;
     BotId::parse(std::str::from_utf8(bot).ok()?).ok()
-}
-
-fn any(replies: Vec<Result<bool, RedisError>>) -> Result<bool, RedisError> {
-    replies.into_iter().try_fold(false, |any, reply| Ok(reply? || any))
 }
 
 #[cfg(test)]

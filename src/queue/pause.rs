@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Queue, any};
+use super::Queue;
 use crate::id::BotId;
 use crate::redis::RedisError;
 use crate::redis::scripts::{Pause, Resume};
@@ -86,7 +86,7 @@ impl Queue {
     /// normally. Returns whether the call changed anything.
     ///
     /// # Errors
-    /// If Redis is unavailable or refuses.
+    /// If Redis is unavailable or refuses; [`RedisError::Partly`] if some shards have done it.
     pub async fn pause(&self, bot: Option<&BotId>) -> Result<bool, RedisError> {
         self.pause_with(bot, ("", false)).await
     }
@@ -113,20 +113,30 @@ impl Queue {
             Some(id) => vec![pause(self.keys_of(id))],
             None => self.shards.iter().map(pause).collect(),
         };
-        any(self.link.call_all(&calls).await?)
+        changed(self.link.call_all(&calls).await?)
     }
 
     /// Undoes [`Self::pause`].
     ///
     /// # Errors
-    /// If Redis is unavailable or refuses.
+    /// If Redis is unavailable or refuses; [`RedisError::Partly`] if some shards have done it.
     pub async fn resume(&self, bot: Option<&BotId>) -> Result<bool, RedisError> {
         let slice_us = self.limits.slice_us;
         let calls: Vec<_> = match bot {
             Some(id) => vec![Resume { keys: self.keys_of(id), bot, slice_us }],
             None => self.shards.iter().map(|keys| Resume { keys, bot, slice_us }).collect(),
         };
-        any(self.link.call_all(&calls).await?)
+        changed(self.link.call_all(&calls).await?)
+    }
+}
+
+/// Whether a call on shards changed anything.
+fn changed(replies: Vec<Result<bool, RedisError>>) -> Result<bool, RedisError> {
+    let changed = replies.iter().any(|reply| matches!(reply, Ok(true)));
+    match replies.into_iter().find_map(Result::err) {
+        None => Ok(changed),
+        Some(error) if changed => Err(RedisError::Partly(Box::new(error))),
+        Some(error) => Err(error),
     }
 }
 
@@ -146,6 +156,22 @@ mod tests {
             assert_eq!(PauseNote::read(other), None, "{other:?}");
         }
         assert_eq!(PauseNote::new(&"日".repeat(100), None).by.len(), 198);
+    }
+
+    #[test]
+    fn a_call_that_fails_on_one_shard_says_whether_others_did_it() {
+        let full = || {
+            let (target, message) = ("127.0.0.1:6379".to_owned(), "OOM command".to_owned());
+            Err(RedisError::Refused { target, command: "pause", message })
+        };
+        assert!(changed(vec![Ok(false), Ok(true)]).unwrap());
+        assert!(!changed(vec![Ok(false), Ok(false)]).unwrap());
+        let nothing = changed(vec![Ok(false), full()]).unwrap_err();
+        assert!(matches!(nothing, RedisError::Refused { .. }), "{nothing}");
+        // Also behind the one that failed.
+        let some = changed(vec![Ok(false), full(), Ok(true)]).unwrap_err();
+        assert!(matches!(some, RedisError::Partly(_)), "{some}");
+        assert!(some.is_full() && some.is_passing() && some.may_have_run());
     }
 
     #[test]

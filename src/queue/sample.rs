@@ -12,10 +12,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::caught::caught;
 use super::memory::memory_and_replicas;
 use super::wake::{Listener, Wake};
 use super::{PipelineView, Queue};
+use crate::caught::caught;
 use crate::clock::{SharedClock, millis};
 use crate::id::{PipelineName, Shard};
 use crate::lifecycle::Shutdown;
@@ -257,7 +257,6 @@ impl Sampler {
         self.minute = Minute::default();
         for sampled in &self.pipelines {
             show(&sampled.metrics, &PipelineView::default(), 0);
-            sampled.metrics.throttled.set(0.0);
             sampled.tell(&Seen::default());
         }
         metrics::redis_memory(0, 0);
@@ -286,10 +285,6 @@ impl Sampled {
         let view = queue.view(clock.now()).await?;
         found.quiet &= view.depth == 0 && view.leased + view.parked == 0;
         show(metrics, &view, queue.limits().linger_ms);
-        // A bot without tokens is parked.
-        let throttled = if view.parked > 0 { queue.throttled().await? } else { None };
-        #[expect(clippy::cast_precision_loss, reason = "a count of bots")]
-        metrics.throttled.set(throttled.map_or(0, |found| found.bots) as f64);
         #[expect(clippy::cast_precision_loss, reason = "a picture")]
         let [depth, oldest_age_ms] = [view.depth, view.oldest_age_ms].map(|number| number as f64);
         let sample = Sample { depth, oldest_age_ms, ..Sample::default() };
@@ -305,7 +300,7 @@ impl Sampled {
         }
         self.tell(&Seen { view, overdue_ms });
         if expires {
-            let removed = queue.expire_dead_letters(*keep_dead, clock.now()).await?;
+            let removed = queue.expire_dead_letters(*keep_dead).await?;
             metrics.letters_removed.increment(removed);
         }
         Ok(())
@@ -338,6 +333,9 @@ fn show(metrics: &PipelineMetrics, view: &PipelineView, linger_ms: u64) {
     metrics.paused.set(view.paused as f64);
     metrics.set_aside.set(view.set_aside as f64);
     metrics.dead_letters.set(view.dead as f64);
+    // A bot without tokens is parked.
+    let throttled = if view.parked > 0 { view.throttled } else { 0 };
+    metrics.throttled.set(throttled as f64);
     // Events that wait for others on purpose are not late.
     let late_ms = view.oldest_age_ms.saturating_sub(linger_ms);
     metrics.oldest_age.set(late_ms as f64 / 1_000.0);
@@ -349,20 +347,32 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn an_event_that_waits_for_others_has_no_age_until_linger_is_over() {
+    /// The value of a metric after a view of a pipeline with a linger of a minute.
+    fn shown(metric: &str, view: &PipelineView) -> String {
         let recorder = PrometheusBuilder::new().build_recorder();
         let name = PipelineName::parse("p").unwrap();
         let of_pipeline = ::metrics::with_local_recorder(&recorder, || PipelineMetrics::new(&name));
-        let shown = |oldest_age_ms| {
+        show(&of_pipeline, view, 60_000);
+        let text = recorder.handle().render();
+        let line = text.lines().find(|line| line.starts_with(&format!("{metric}{{"))).unwrap();
+        line.rsplit_once(' ').unwrap().1.to_owned()
+    }
+
+    #[test]
+    fn an_event_that_waits_for_others_has_no_age_until_linger_is_over() {
+        let ages = [59_999, 60_000, 90_500].map(|oldest_age_ms| {
             let view = PipelineView { oldest_age_ms, ..PipelineView::default() };
-            show(&of_pipeline, &view, 60_000);
-            let text = recorder.handle().render();
-            let mut lines = text.lines();
-            let line = lines.find(|line| line.starts_with("fairlane_queue_oldest_age_seconds{"));
-            line.and_then(|line| line.rsplit_once(' ')).map(|(_, age)| age.to_owned())
-        };
-        let ages = [59_999, 60_000, 90_500].map(shown);
-        assert_eq!(ages, ["0", "0", "30.5"].map(|age| Some(age.to_owned())));
+            shown("fairlane_queue_oldest_age_seconds", &view)
+        });
+        assert_eq!(ages, ["0", "0", "30.5"]);
+    }
+
+    #[test]
+    fn throttled_bots_are_shown_while_bots_are_parked() {
+        let counts = [0, 1].map(|parked| {
+            let view = PipelineView { parked, throttled: 2, ..PipelineView::default() };
+            shown("fairlane_bots_throttled", &view)
+        });
+        assert_eq!(counts, ["0", "2"]);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{LetterOfBot, Queue};
+use super::{BulkStopped, LetterOfBot, Queue};
 use crate::clock::millis;
 use crate::id::{BotId, LetterId, Offset, Shard};
 use crate::redis::RedisError;
@@ -110,7 +110,9 @@ impl Queue {
         until: Duration,
         bound: Bound,
     ) -> Result<Swept, RedisError> {
-        self.walk(wish, until, bound, None).await
+        let mut swept = Swept::default();
+        self.walk(wish, until, bound, None, &mut swept).await?;
+        Ok(swept)
     }
 
     /// Redrives or drops the letters that fit and are not newer than `until`, the oldest of a shard
@@ -121,41 +123,45 @@ impl Queue {
         until: Duration,
         bound: Bound,
         deed: Deed,
-    ) -> Result<Swept, RedisError> {
-        self.walk(wish, until, bound, Some(deed)).await
+    ) -> Result<Swept, BulkStopped> {
+        let mut swept = Swept::default();
+        let walked = self.walk(wish, until, bound, Some(deed), &mut swept).await;
+        walked.map(|()| swept).map_err(|source| BulkStopped { done: swept.count, source })
     }
 
-    /// Redrives or drops letters of one shard; returns how many of them still existed.
+    /// Redrives or drops letters of one shard; adds to `done` how many of them still existed, also if
+    /// others failed.
     pub(crate) async fn settle_letters(
         &self,
         shard: Shard,
         letters: &[(BotId, Offset)],
         deed: Deed,
-    ) -> Result<u64, RedisError> {
+        done: &mut u64,
+    ) -> Result<(), RedisError> {
         if letters.is_empty() {
-            return Ok(0);
+            return Ok(());
         }
         let keys = self.keys(shard);
         if deed == Deed::Drop {
             let ids: Vec<Offset> = letters.iter().map(|(_, id)| *id).collect();
-            return self.link().call(&DropLetters { keys, letters: Dropping::Ids(&ids) }).await;
+            *done += self.link().call(&DropLetters { keys, letters: Dropping::Ids(&ids) }).await?;
+            return Ok(());
         }
-        let mut count = 0;
         if self.ledger().is_some() {
             for (bot, entry) in letters {
-                count += u64::from(self.redrive(bot, LetterId::new(shard, *entry)).await?);
+                *done += u64::from(self.redrive(bot, LetterId::new(shard, *entry)).await?);
             }
-            return Ok(count);
+            return Ok(());
         }
         let (slice_us, renews) = (self.limits().slice_us, self.kind.renews);
         let calls: Vec<Redrive<'_>> = letters
             .iter()
             .map(|(bot, id)| Redrive { keys, id: *id, bot, slice_us, renews })
             .collect();
-        for reply in self.link().call_all(&calls).await? {
-            count += u64::from(reply?);
-        }
-        Ok(count)
+        let replies = self.link().call_all(&calls).await?;
+        // All were sent: those behind a failed one may have succeeded.
+        *done += replies.iter().filter(|reply| matches!(reply, Ok(true))).count() as u64;
+        replies.into_iter().try_for_each(|reply| reply.map(drop))
     }
 
     /// These letters without their payloads, as far as they still exist.
@@ -170,21 +176,22 @@ impl Queue {
     }
 
     /// Goes through the letters that fit, the oldest of each shard first. Counts them only, unless there
-    /// is something to do with them.
+    /// is something to do with them. After an error, `swept` has the number before it.
     async fn walk(
         &self,
         wish: Wish<'_>,
         until: Duration,
         bound: Bound,
         deed: Option<Deed>,
-    ) -> Result<Swept, RedisError> {
-        let (mut swept, until) = (Swept::default(), millis(until).to_string());
+        swept: &mut Swept,
+    ) -> Result<(), RedisError> {
+        let until = millis(until).to_string();
         for shard in self.dead_shards(wish.bot) {
             let mut from = "-".to_owned();
             loop {
                 if swept.count >= bound.letters || Instant::now() >= bound.deadline {
                     swept.more = true;
-                    return Ok(swept);
+                    return Ok(());
                 }
                 let left = usize::try_from(bound.letters - swept.count).unwrap_or(PAGE);
                 let read = Letters {
@@ -202,16 +209,18 @@ impl Queue {
                 let ends = !portion.more;
                 let letters: Vec<(BotId, Offset)> =
                     fitting(wish, portion).map(|(bot, raw)| (bot, raw.entry)).collect();
-                swept.count += match deed {
-                    Some(deed) => self.settle_letters(shard, &letters, deed).await?,
-                    None => letters.len() as u64,
-                };
+                match deed {
+                    Some(deed) => {
+                        self.settle_letters(shard, &letters, deed, &mut swept.count).await?;
+                    }
+                    None => swept.count += letters.len() as u64,
+                }
                 if ends {
                     break;
                 }
             }
         }
-        Ok(swept)
+        Ok(())
     }
 }
 

@@ -1,11 +1,14 @@
 //! Bots whose events wait for tokens of their rate.
 
+use std::collections::HashSet;
+
 use redis::{Pipeline, Value};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::Queue;
 use crate::id::BotId;
+use crate::redis::keys::ShardKeys;
 use crate::redis::{RedisError, Reply};
 
 /// Number of bots of a shard that are named.
@@ -61,5 +64,22 @@ impl Queue {
         }
         let first = longest.iter().min().cloned();
         Ok(first.map(|(since_ms, bot)| Throttled { bots: count, bot, since_ms, longest }))
+    }
+
+    /// Those of these bots whose events wait for tokens. Each comes with the keys of its shard.
+    pub(super) async fn throttled_among(
+        &self,
+        bots: Vec<(&ShardKeys, BotId)>,
+    ) -> Result<HashSet<BotId>, RedisError> {
+        if bots.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let mut pipe = Pipeline::with_capacity(bots.len());
+        for (keys, bot) in &bots {
+            pipe.cmd("ZSCORE").arg(&keys.slow).arg(bot.as_str());
+        }
+        let values = self.link().run_checked("ZSCORE", &pipe).await?;
+        let waiting = bots.into_iter().zip(values).filter(|(_, since)| *since != Value::Nil);
+        Ok(waiting.map(|((_, bot), _)| bot).collect())
     }
 }

@@ -10,7 +10,7 @@ use redis::Value;
 use tracing::{debug, info, warn};
 
 use super::Queue;
-use super::caught::caught;
+use crate::caught::caught;
 use crate::id::{BotId, Shard};
 use crate::lifecycle::Shutdown;
 use crate::redis::{RedisError, Target, parse_score, timed_out};
@@ -29,6 +29,7 @@ const DOUBTED_WITHIN: Duration = Duration::from_millis(250);
 
 /// A message from a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Wake {
     /// The lowest score of the shard fell to this value.
     Ready(i64),

@@ -9,6 +9,7 @@ use crate::quotas::QuotaExceeded;
 
 /// Why a call has no valid answer.
 #[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
 pub enum RedisError {
     /// No connection; nothing was sent.
     #[error("cannot connect to Redis at {target}: {source}")]
@@ -53,6 +54,9 @@ pub enum RedisError {
         /// The message of the server.
         message: String,
     },
+    /// A call on every shard is done on some of them.
+    #[error("it is done on some shards, and not on others: {0}")]
+    Partly(#[source] Box<RedisError>),
     /// A script refused to add data, because the bot would exceed a quota; nothing was changed.
     #[error(transparent)]
     Quota(#[from] QuotaExceeded),
@@ -85,7 +89,11 @@ impl RedisError {
     /// Whether the server has no memory left (`maxmemory`).
     #[must_use]
     pub fn is_full(&self) -> bool {
-        matches!(self, Self::Refused { message, .. } if message.starts_with("OOM"))
+        match self {
+            Self::Refused { message, .. } => message.starts_with("OOM"),
+            Self::Partly(source) => source.is_full(),
+            _ => false,
+        }
     }
 
     /// What became of a request that ended with a temporary error, for its answer.
@@ -104,7 +112,7 @@ impl RedisError {
     /// Whether the command may have run, so that it may be done although there is no result.
     #[must_use]
     pub fn may_have_run(&self) -> bool {
-        matches!(self, Self::Unknown { .. } | Self::Unreplicated { .. })
+        matches!(self, Self::Unknown { .. } | Self::Unreplicated { .. } | Self::Partly(_))
     }
 
     /// Whether the error is temporary, so that a later retry can help.
@@ -130,6 +138,7 @@ impl RedisError {
                 ];
                 PASSING.iter().any(|code| message.starts_with(code))
             }
+            Self::Partly(source) => source.is_passing(),
             Self::Quota(_) | Self::Version { .. } | Self::Reply { .. } => false,
         }
     }

@@ -195,8 +195,9 @@ impl Link {
         for call in calls {
             pipe.add_command(call.command());
         }
+        let lasting = calls.iter().any(C::is_lasting);
         let sent = Instant::now();
-        let mut values = self.run_timed(&pipe, C::LASTING).await?;
+        let mut values = self.run_timed(&pipe, lasting).await?;
         let missing: Vec<usize> =
             (0..values.len()).filter(|&at| values[at].as_ref().is_ok_and(is_noscript)).collect();
         if !missing.is_empty() {
@@ -214,7 +215,7 @@ impl Link {
                 self.close_holder(place(&command));
                 again.add_command(command);
             }
-            for (&at, value) in missing.iter().zip(self.run_timed(&again, C::LASTING).await?) {
+            for (&at, value) in missing.iter().zip(self.run_timed(&again, lasting).await?) {
                 values[at] = value;
             }
         }

@@ -1,7 +1,7 @@
 //! Replicas: waits until some of them have a write (`redis.wait_replicas`).
 //!
 //! Redis answers a write before any replica has it. With `redis.wait_replicas`, the results of
-//! lasting writes ([`super::scripts::Call::LASTING`], published events) are used only once that
+//! lasting writes ([`super::scripts::Call::is_lasting`], published events) are used only once that
 //! many replicas have confirmed them. `WAIT` on the connection of the write would not do:
 //!
 //! * It would hold up all calls behind it on a shared connection, even reads and renewals of

@@ -6,6 +6,7 @@ use redis::IntoConnectionInfo;
 
 /// Why a text is not the address of Redis. Never quotes the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RedisUrlError {
     /// The scheme is missing or unknown.
     #[error("does not start with a known scheme; {REMEDY}")]

@@ -1,6 +1,7 @@
 //! Why a session ended.
 
 use super::super::BusError;
+use super::super::source::Log;
 use super::turn::Turned;
 use crate::fanout::FanoutError;
 use crate::redis::RedisError;
@@ -15,6 +16,11 @@ pub(super) enum ReadError {
     /// The session read for some shards long enough.
     #[error("it is the turn of other shards")]
     Turned(Turned),
+    /// An error in this program.
+    #[error(
+        "a part of the program panicked; the log above has the message and the place in the code"
+    )]
+    Panicked,
 }
 
 impl From<RedisError> for ReadError {
@@ -28,7 +34,13 @@ impl ReadError {
         match self {
             Self::Fanout(error) => error.is_full(),
             Self::Bus(error) => error.is_full(),
-            Self::Turned(..) => false,
+            Self::Turned(..) | Self::Panicked => false,
         }
     }
+}
+
+/// Why a session leaves out a log of which only the name is known.
+pub(super) fn left_out(log: &Log) -> BusError {
+    let cause = log.unknown.as_deref().unwrap_or_default().to_owned();
+    BusError::Waits { log: log.name.to_string(), cause }
 }

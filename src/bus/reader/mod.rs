@@ -41,6 +41,7 @@ mod share;
 mod turn;
 mod watch;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -51,7 +52,7 @@ use rand::Rng;
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
-use self::error::ReadError;
+use self::error::{ReadError, left_out};
 use self::growth::Growth;
 use self::session::{Copied, Copying, OpenLog, Session};
 use self::settled::Settled;
@@ -142,7 +143,8 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
         () = reader.fanout.ready(KNOWN_WITHIN) => {}
     }
     while !shutdown.soft.is_cancelled() {
-        let pause = reader.session(&shutdown).await;
+        let ended = AssertUnwindSafe(reader.session(&shutdown)).catch_unwind().await;
+        let pause = ended.unwrap_or_else(|_| reader.panicked());
         tokio::select! {
             biased;
             () = shutdown.soft.cancelled() => {}
@@ -224,6 +226,13 @@ impl Reader {
             }
             Err(error) => self.interrupted(&error).mul_f64(random),
         }
+    }
+
+    /// Ends a session that panicked: the bus must be read on. Returns the wait before the next one.
+    fn panicked(&mut self) -> Duration {
+        self.fanout.rests();
+        self.turns.over();
+        self.interrupted(&ReadError::Panicked)
     }
 
     /// The next session reads for other shards.
@@ -478,14 +487,11 @@ impl Reader {
     }
 }
 
-/// Why a session leaves out a log of which only the name is known.
-fn left_out(log: &Log) -> BusError {
-    let cause = log.unknown.as_deref().unwrap_or_default().to_owned();
-    BusError::Waits { log: log.name.to_string(), cause }
-}
-
 /// The log for those who fix the starts of pipelines.
 pub(crate) fn end_of(log: &Log) -> LogEnd {
     let (name, start) = (Arc::clone(&log.name), log.start.clone());
     LogEnd { name, last: log.last, start, before: log.before }
 }
+
+#[cfg(test)]
+mod tests;

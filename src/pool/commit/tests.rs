@@ -1,6 +1,7 @@
 use super::*;
 use crate::id::{PipelineName, Sequence, ShardCount};
 use crate::ledger::{Account, Change, Leaving};
+use crate::redis::scripts::{Exception, Fate, Mode};
 
 fn bot(number: usize) -> BotId {
     BotId::parse(&format!("bot-{number}")).unwrap()
@@ -55,6 +56,30 @@ fn a_call_changes_at_most_500_accounts_unless_one_completion_has_more() {
 }
 
 #[test]
+fn a_call_has_at_most_500_exceptions_unless_one_completion_has_more() {
+    let calls = |exceptions: &[usize]| {
+        let items: Vec<Item> =
+            exceptions.iter().enumerate().map(|(at, &n)| buried(at, n)).collect();
+        sizes(&items)
+    };
+    assert_eq!(calls(&[300, 200, 1]), [2, 1]);
+    assert_eq!(calls(&[300, 201]), [1, 1]);
+    assert_eq!(calls(&[600, 0]), [1, 1]);
+    assert_eq!(calls(&[0, 0, 500]), [3]);
+}
+
+/// The end of a slice of which this number of events become dead letters.
+fn buried(number: usize, events: usize) -> Item {
+    let dead = |index| {
+        let fate = Fate::Dead { reason: "refused".into(), attempts: 1 };
+        Exception { index, fate }
+    };
+    let mut item = item(shard(0), number, 0);
+    item.completion.exceptions = (0..events).map(dead).collect();
+    item
+}
+
+#[test]
 fn each_shard_has_its_own_calls() {
     let items = [(5, 1), (2, 2), (5, 3)].map(|(at, number)| item(shard(at), number, 0));
     assert_eq!(grouped(&items), [(shard(2), vec![1]), (shard(5), vec![0, 2])]);
@@ -98,6 +123,23 @@ async fn a_completion_is_given_up_from_the_end_of_its_lease_on() {
         assert_eq!(told, Some(expected));
         assert_eq!(kept.len(), 1, "the other waits on");
         assert_eq!(kept[0].completion.bot, bot(2));
+    }
+}
+
+/// With `redis.wait_replicas`, the completion that its worker sends instead may go before it.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_is_given_up_once_its_worker_waits_no_longer() {
+    let deadline = Instant::now() + Duration::from_secs(1);
+    let keep = Mode::Keep { ttl_ms: 1_000 };
+    for (n, mode, kept) in [(0, keep, false), (1, keep, true), (0, Mode::Release, true)] {
+        let completion = Completion { n, mode, ..Item::of(&bot(1)).completion };
+        let (item, verdict) = Item::new(shard(0), completion, deadline);
+        let mut waiting = vec![item];
+        give_up_late(&mut waiting);
+        assert_eq!(waiting.len(), 1, "{n} {mode:?}");
+        drop(verdict);
+        give_up_late(&mut waiting);
+        assert_eq!(waiting.len(), usize::from(kept), "{n} {mode:?}");
     }
 }
 

@@ -128,7 +128,7 @@ impl Worker {
             given_up.warn(self.shared.queue.name(), &self.lease.bot, event);
         }
         for run in &runs {
-            self.shared.handler.committed(&run.slice, settled);
+            self.tell_committed(&run.slice, settled);
             self.note(&run.slice.events, took, now, &settlement);
         }
         let first = runs.first().and_then(|run| run.slice.events.first());

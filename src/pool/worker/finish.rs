@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use tracing::{debug, warn};
 
-use super::super::commit::Committed;
+use super::super::commit::{CALL_EXCEPTIONS, Committed};
 use super::super::note::{Of, Tried};
 use super::super::retry::RetryBudget;
 use super::super::settle::{Fitness, Policy, Settlement, given_up, settle};
 use super::super::shelf::WAIT;
 use super::Worker;
 use super::traced::{commits, ended};
+use crate::caught::caught;
 use crate::event::Event;
 use crate::handler::{Delivery, Failure, Outcomes, Slice};
 use crate::history::AttemptResult;
@@ -21,10 +22,8 @@ use crate::redis::scripts::{Completion, Exception, Mode};
 
 /// Maximum cost of one slice in virtual time: an unlimited cost would starve its bot.
 const COST_MAX: Duration = Duration::from_secs(60);
-/// After a hard stop, the leases must be given back within this time.
-const LAST_COMMIT: Duration = Duration::from_secs(1);
-/// Maximum number of events that one completion removes from a queue with a ledger.
-const NOTED: usize = 250;
+/// Maximum number of events in a part of a completion that is committed in parts.
+const PART: usize = 250;
 
 impl Worker {
     pub(super) fn settle(
@@ -99,9 +98,9 @@ impl Worker {
             let completion = self.lease.completion((n, bytes), mode, cost, exceptions);
             let deadline = self.lease.deadline();
             self.shared.commits.commit_soon(self.lease.shard, completion, deadline).await
-        } else if self.shared.queue.ledger().is_some() {
+        } else if self.shared.queue.ledger().is_some() || exceptions.len() > CALL_EXCEPTIONS {
             let slice = (fitness, slice, entries);
-            self.commit_with_ledger(slice, n, mode, cost, exceptions).await
+            self.commit_in_parts(slice, n, mode, cost, exceptions).await
         } else {
             let bytes = self.sizes[..n].iter().sum();
             self.commit(self.lease.completion((n, bytes), mode, cost, exceptions)).await
@@ -118,7 +117,7 @@ impl Worker {
                     let event = self.event_at(given_up.index, fitness, slice);
                     given_up.warn(self.shared.queue.name(), &self.lease.bot, event);
                 }
-                self.shared.handler.committed(slice, settled);
+                self.tell_committed(slice, settled);
                 self.note(&slice.events, took, now, &settlement);
                 let first = slice.events.first().map(|delivery| delivery.sequence);
                 let noted = (&self.shared.queue, &*self.shared.meter);
@@ -180,7 +179,7 @@ impl Worker {
     }
 
     /// Commits in parts, to keep each script short: each part removes its own ledger entries.
-    async fn commit_with_ledger(
+    async fn commit_in_parts(
         &mut self,
         (fitness, slice, entries): (&[Fitness], &Slice, Option<Vec<LedgerEntry>>),
         n: usize,
@@ -197,7 +196,7 @@ impl Worker {
         let mut exceptions = exceptions.into_iter().peekable();
         let mut from = 0;
         loop {
-            let to = n.min(from + NOTED);
+            let to = n.min(from + PART);
             let fit = fitness[from..to].iter().filter(|fitness| **fitness == Fitness::Fit).count();
             let mut leaving = Leaving::default();
             for (at, delivery) in deliveries.by_ref().take(fit) {
@@ -239,6 +238,16 @@ impl Worker {
         let weighted = self.shared.weight_of(&self.lease).divide(used);
         let cost = weighted.max(n as u128).min(COST_MAX.as_micros());
         u64::try_from(cost).unwrap_or(u64::MAX)
+    }
+
+    /// Tells the handler that a completion is confirmed.
+    pub(super) fn tell_committed(&self, slice: &Slice, settled: usize) {
+        let shared = &self.shared;
+        // All events of the slice were unfit: the handler did not get it.
+        if !slice.events.is_empty() {
+            let told = || shared.handler.committed(slice, settled);
+            caught(shared.queue.name(), "Handler::committed", told);
+        }
     }
 
     /// Notes an attempt that is committed.
@@ -284,24 +293,6 @@ impl Worker {
         if self.shared.handler.mostly_waits() {
             let time = self.shared.settings.slice_time;
             self.shared.estimate.observe_wait(took, events, time);
-        }
-    }
-
-    /// Ends the lease without completed events.
-    pub(super) async fn give_back(&self) {
-        self.give_back_with(Mode::Release).await;
-    }
-
-    /// Ends the lease in this way, without completed events.
-    pub(super) async fn give_back_with(&self, mode: Mode) {
-        let completion = self.lease.completion((0, 0), mode, 0, Vec::new());
-        let deadline = self.lease.deadline();
-        let commit = self.shared.commits.commit(self.lease.shard, completion, deadline);
-        if self.shared.shutdown.hard.is_cancelled() {
-            // Otherwise the lease expires by itself.
-            let _ = tokio::time::timeout(LAST_COMMIT, commit).await;
-        } else {
-            commit.await;
         }
     }
 }

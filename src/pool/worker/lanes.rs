@@ -384,7 +384,7 @@ impl Worker {
             given_up.warn(self.shared.queue.name(), &self.lease.bot, event);
         }
         for (run, settlement) in runs.iter().zip(&lanes) {
-            self.shared.handler.committed(&run.slice, settlement.settled);
+            self.tell_committed(&run.slice, settlement.settled);
             self.note(&run.slice.events, run.took, now, settlement);
             let first = run.slice.events.first().map(|delivery| delivery.sequence);
             let noted = (&self.shared.queue, &*self.shared.meter);

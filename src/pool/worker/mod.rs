@@ -10,18 +10,17 @@
 
 mod aside;
 mod finish;
+mod held;
 mod lanes;
 mod throttle;
 mod traced;
 
-use std::ops::ControlFlow;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::SemaphorePermit;
 use tokio::time::Instant;
-use tracing::{Instrument as _, debug, debug_span, warn};
+use tracing::{Instrument as _, debug, debug_span};
 
 use super::Shared;
 use super::claim::Release;
@@ -40,8 +39,6 @@ use crate::redis::scripts::{AsideChange, Mode};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Interval between attempts to hand a lease over.
 const HAND_AGAIN: Duration = Duration::from_millis(250);
-/// Interval between attempts to renew a lease.
-const RENEW_AGAIN: Duration = Duration::from_millis(250);
 
 /// Handles the records claimed under `lease`. Never fails: whatever happens to the slice, the queue
 /// learns it, at the latest when the lease expires.
@@ -69,6 +66,7 @@ pub(super) async fn run(
         next_token: None,
         waits_shown: false,
         noted: None,
+        unanswered: false,
     };
     worker.run(records).instrument(span).await;
 }
@@ -92,6 +90,8 @@ struct Worker {
     waits_shown: bool,
     /// What each renewal notes for the lanes that are set aside.
     noted: Option<AsideChange>,
+    /// Whether a renewal was sent and got no answer: Redis may run it later.
+    unanswered: bool,
 }
 
 /// How the handling ended.
@@ -329,127 +329,6 @@ impl Worker {
             if !self.lease.is_held() {
                 return debug!("too many leases are handed over; this one runs out");
             }
-        }
-    }
-
-    /// Runs `work`, renewing the lease meanwhile. Cancels it when the lease is lost or a hard stop
-    /// starts. This loses nothing: the events are still queued.
-    async fn while_held<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Ended> {
-        let shared = Arc::clone(&self.shared);
-        let mut work = pin!(work);
-        let (started, mut long) = (Instant::now(), None);
-        loop {
-            let (renew_at, deadline) = (self.lease.renew_at(), self.lease.deadline());
-            tokio::select! {
-                biased;
-                () = interrupted(&shared) => return Err(Ended::NotHandled),
-                () = tokio::time::sleep_until(deadline) => return Err(Ended::LeaseLost),
-                done = &mut work => return Ok(done),
-                () = tokio::time::sleep_until(renew_at) => {
-                    if long.is_none() {
-                        long = Some(self.note_long(started));
-                    }
-                    let mut renewing = pin!(self.renew());
-                    tokio::select! {
-                        biased;
-                        () = interrupted(&shared) => return Err(Ended::NotHandled),
-                        // Before the deadline: after a handler that blocked the thread, both have come, and
-                        // the lease goes on.
-                        renewed = &mut renewing => if renewed.is_break() {
-                            return Err(Ended::LeaseLost);
-                        },
-                        () = tokio::time::sleep_until(deadline) => return Err(Ended::LeaseLost),
-                        done = &mut work => return Ok(done),
-                    }
-                }
-            }
-        }
-    }
-
-    /// Tells operators that this process handles the bot, until the result is dropped.
-    fn note_long(&self, started: Instant) -> crate::presence::Noted {
-        let since = self.shared.environment.clock.now().saturating_sub(started.elapsed());
-        self.shared.meter.long.note(&self.lease.bot, crate::clock::millis(since))
-    }
-
-    /// Renews the lease until Redis confirms it; returns whether this worker still holds it. A
-    /// renewal without an answer proves nothing, and the next one may find that the lease has
-    /// ended.
-    async fn confirm(&mut self) -> bool {
-        let before = self.lease.confirmed_at();
-        while self.lease.confirmed_at() == before {
-            if self.renew().await.is_break() || !self.lease.is_held() {
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Renews the lease. Breaks if the lease has ended.
-    async fn renew(&mut self) -> ControlFlow<()> {
-        let ttl = self.shared.settings.lease_ttl;
-        let sent = self.shared.sending(self.lease.shard);
-        let deadline = self.lease.deadline();
-        let mut renewal = self.lease.renewal(ttl);
-        renewal.aside.clone_from(&self.noted);
-        match self.shared.commits.commit(self.lease.shard, renewal, deadline).await {
-            Committed::Done | Committed::Full => {
-                self.lease.extend(sent, ttl);
-                ControlFlow::Continue(())
-            }
-            Committed::Stale => ControlFlow::Break(()),
-            Committed::Unknown => {
-                // The attempts ended at the deadline, or the lease has ended.
-                tokio::time::sleep(RENEW_AGAIN).await;
-                if self.lease.is_held() {
-                    ControlFlow::Continue(())
-                } else {
-                    ControlFlow::Break(())
-                }
-            }
-        }
-    }
-
-    /// Whether a lease that ended early was most likely ended by its receiver, through `/v1/leases`
-    /// while this worker still waited for its answer. Such a lease is not counted as lost. A lease
-    /// that an operator revoked looks the same, so it is not counted either.
-    fn ended_outside(&self) -> bool {
-        self.shared.handler.is_remote() && self.lease.is_held()
-    }
-
-    fn lost(&self) {
-        if self.ended_outside() {
-            return debug!("the lease was completed outside, or revoked");
-        }
-        if self.lease.is_held() {
-            // The lease was revoked. An expired lease is counted by the process that reaps it.
-            self.shared.metrics.leases_lost.increment(1);
-        }
-        let (bot, fence) = (&self.lease.bot, self.lease.fence);
-        if let Some(suppressed) = self.shared.lost.take() {
-            let pipeline = self.shared.queue.name();
-            warn!(%pipeline, %bot, %fence, suppressed,
-                "the lease was lost before its slice was completed; nothing of it was committed");
-        } else {
-            debug!(%bot, %fence, "the lease was lost before its slice was completed");
-        }
-    }
-}
-
-/// Waits until no handler may go on: until a hard stop, or until the slices that this process has under a total
-/// limit are not confirmed in time.
-async fn interrupted(shared: &Shared) {
-    let deadline = || shared.total.as_ref().and_then(|total| total.deadline());
-    loop {
-        let total = deadline();
-        tokio::select! {
-            biased;
-            () = shared.shutdown.hard.cancelled() => return,
-            () = super::sleep_until(total) => {}
-        }
-        // Renewed meanwhile: it has another deadline.
-        if deadline() == total {
-            return;
         }
     }
 }

@@ -18,6 +18,7 @@ fn shard(depth: i64, paused: Value) -> Vec<Value> {
         Value::Int(8),
         Value::Int(9),
         Value::Int(10),
+        Value::Int(2),
         names(&["a", ""]),
         names(&[]),
         names(&["b"]),
@@ -41,6 +42,7 @@ fn a_shard_is_counted_and_its_bots_are_sampled() {
         set_aside: 4,
         delayed: 9,
         dead: 10,
+        throttled: 2,
         ..PipelineView::default()
     };
     assert_eq!((view, depth), (expected, 11));
@@ -66,6 +68,7 @@ fn the_counts_of_shards_add_up_and_one_paused_shard_stops_the_pipeline() {
         set_aside: 12,
         delayed: 27,
         dead: 30,
+        throttled: 6,
         stopped: true,
         ..PipelineView::default()
     };

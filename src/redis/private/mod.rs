@@ -18,7 +18,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ErrorKind};
+use redis::{AsyncConnectionConfig, ErrorKind, ServerErrorKind};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
@@ -29,10 +29,14 @@ use crate::private::{Home, POLL, outliving};
 /// Maximum length of the path of a unix socket, in bytes: 108 on Linux and 104 on macOS, with a
 /// closing NUL. Redis silently cuts a longer path.
 const SOCKET_PATH_MAX_BYTES: usize = 103;
+/// The name of its directory.
+const NAME: &str = "redis";
 /// The oldest server version with the scripts and commands that Fairlane needs.
 const OLDEST_VERSION: (u32, u32) = (7, 0);
-/// A server that does not answer for longer hangs, or loads much data.
+/// A server that does not answer for longer hangs, or is busy.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// Interval of the log lines about a server that loads its data.
+const TELL: Duration = Duration::from_secs(10);
 /// How long dropped connections of this process may still be listed.
 const LINGERING: Duration = Duration::from_secs(1);
 /// The log text of a server that found an incomplete end of its append-only file.
@@ -70,7 +74,8 @@ pub struct Options {
     pub append_fsync: AppendFsync,
     /// Further arguments, after all others.
     pub arguments: Vec<OsString>,
-    /// Time limit for the start, including loading its data.
+    /// How long a starting server may be silent. One that says that it loads its data is awaited
+    /// without a limit.
     pub start_within: Duration,
 }
 
@@ -101,11 +106,12 @@ pub struct PrivateRedis {
 impl PrivateRedis {
     /// Adopts the server under `data_dir`, or starts one there and waits until it answers.
     ///
-    /// `data_dir` is created with mode 0700.
+    /// `data_dir` is created with mode 0700. There is no limit to the time in which the server loads
+    /// its data.
     ///
     /// # Errors
     /// If the directory is not usable or its path too long, the program is missing or older than
-    /// 7.0, or the server ends or does not answer within 60 s.
+    /// 7.0, or the server ends or does not answer for 60 s.
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O and time.
@@ -243,6 +249,16 @@ impl PrivateRedis {
     }
 }
 
+/// The socket of the server in its directory.
+fn socket(home: &Path) -> PathBuf {
+    home.join("redis.sock")
+}
+
+/// Whether a server can have its socket under this absolute path of a `data_dir`.
+pub(crate) fn fits(data_dir: &Path) -> bool {
+    socket(&data_dir.join(NAME)).as_os_str().len() <= SOCKET_PATH_MAX_BYTES
+}
+
 /// The files of the server.
 #[derive(Debug)]
 struct Files {
@@ -252,8 +268,8 @@ struct Files {
 
 impl Files {
     fn create(data_dir: &Path) -> Result<Self, PrivateRedisError> {
-        let home = Home::create(data_dir, "redis")?;
-        let socket = home.dir.join("redis.sock");
+        let home = Home::create(data_dir, NAME)?;
+        let socket = socket(&home.dir);
         let bytes = socket.as_os_str().len();
         if bytes > SOCKET_PATH_MAX_BYTES {
             return Err(PrivateRedisError::PathTooLong { path: socket, bytes });
@@ -303,8 +319,7 @@ impl Files {
             })
     }
 
-    /// Waits until a server answers, and starts one if there is none. Loading its data counts as
-    /// starting. Called under the lock.
+    /// Waits until a server answers, and starts one if there is none. Called under the lock.
     async fn connect_or_spawn(
         &self,
         client: &redis::Client,
@@ -312,11 +327,20 @@ impl Files {
     ) -> Result<(MultiplexedConnection, Option<Child>), PrivateRedisError> {
         let within = options.start_within;
         let logged = self.home.logged();
-        let started = Instant::now();
+        let (mut heard, mut told) = (Instant::now(), None::<Instant>);
         let mut child: Option<Child> = None;
         loop {
             let last = match (probe(client, within).await, &mut child) {
                 (Probe::Ready(connection), _) => return Ok((connection, child)),
+                (Probe::Loading, _) => {
+                    // However long it takes: another server would start again with the same data.
+                    heard = Instant::now();
+                    if told.is_none_or(|told| told.elapsed() > TELL) {
+                        told = Some(heard);
+                        tell_progress(client, within).await;
+                    }
+                    None
+                }
                 (Probe::Starting(error), _) => Some(error),
                 (Probe::Absent, Some(child)) => {
                     if let Ok(Some(status)) = child.try_wait() {
@@ -331,7 +355,7 @@ impl Files {
                     None
                 }
             };
-            if started.elapsed() > within {
+            if heard.elapsed() > within {
                 let socket = self.socket.clone();
                 return Err(PrivateRedisError::Silent { socket, within, source: last });
             }
@@ -371,20 +395,29 @@ fn open(url: &RedisUrl, place: &Files) -> Result<redis::Client, PrivateRedisErro
 enum Probe {
     /// No server listens.
     Absent,
-    /// A server that loads its data, or hangs.
+    /// A server that says that it loads its data.
+    Loading,
+    /// A server that is busy, or hangs.
     Starting(redis::RedisError),
     /// A server that answers.
     Ready(MultiplexedConnection),
 }
 
-async fn probe(client: &redis::Client, patience: Duration) -> Probe {
-    let patience = patience.min(ANSWER_WITHIN);
+async fn connect(
+    client: &redis::Client,
+    patience: Duration,
+) -> Result<MultiplexedConnection, redis::RedisError> {
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(patience))
         // A server that is asked to stop first writes its data.
         .set_response_timeout(Some(Duration::from_secs(30)));
+    client.get_multiplexed_async_connection_with_config(&config).await
+}
+
+async fn probe(client: &redis::Client, patience: Duration) -> Probe {
+    let patience = patience.min(ANSWER_WITHIN);
     let answer = async {
-        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut connection = connect(client, patience).await?;
         let () = redis::cmd("PING").query_async(&mut connection).await?;
         Ok(connection)
     };
@@ -392,9 +425,25 @@ async fn probe(client: &redis::Client, patience: Duration) -> Probe {
         Ok(Ok(connection)) => Probe::Ready(connection),
         // No socket, or one of a killed server.
         Ok(Err(error)) if redis::RedisError::is_connection_refusal(&error) => Probe::Absent,
+        Ok(Err(error)) if error.kind() == ErrorKind::Server(ServerErrorKind::BusyLoading) => {
+            Probe::Loading
+        }
         Ok(Err(error)) => Probe::Starting(error),
         Err(_) => Probe::Starting(io::Error::from(io::ErrorKind::TimedOut).into()),
     }
+}
+
+/// Logs how far a server has loaded its data.
+async fn tell_progress(client: &redis::Client, patience: Duration) {
+    let patience = patience.min(ANSWER_WITHIN);
+    let asked = async {
+        let mut connection = connect(client, patience).await?;
+        redis::cmd("INFO").arg("persistence").query_async::<redis::InfoDict>(&mut connection).await
+    };
+    let info = tokio::time::timeout(patience, asked).await.ok().and_then(Result::ok);
+    let percent = info.as_ref().and_then(|info| info.get::<f64>("loading_loaded_perc"));
+    let seconds_left = info.as_ref().and_then(|info| info.get::<u64>("loading_eta_seconds"));
+    tracing::info!(percent, seconds_left, "waiting for the private Redis: it loads its data");
 }
 
 /// Runs `program --version` and reads `v=7.0.15`.

@@ -177,6 +177,34 @@ async fn a_server_that_hangs_is_waited_for_and_then_reported() {
     assert_eq!(adopted.unwrap().pid(), redis.pid());
 }
 
+/// Another server would load the same data from the start.
+#[tokio::test]
+async fn a_server_that_loads_its_data_is_waited_for_without_a_limit() {
+    const WITHIN: Duration = Duration::from_secs(2);
+    let dir = tempfile::tempdir().unwrap();
+    let (first, _guard) = start(&dir).await;
+    let mut connection = client(&first).await;
+    // Redis answers after every 1024 commands that it loads.
+    for part in 0..24 {
+        let mut sets = redis::pipe();
+        for n in 0..1_024 {
+            sets.set(format!("{part}:{n}"), n).ignore();
+        }
+        let () = sets.query_async(&mut connection).await.unwrap();
+    }
+    drop(connection);
+    assert!(first.stop().await.unwrap());
+
+    // In microseconds.
+    let arguments = ["--key-load-delay", "100"].map(OsString::from).to_vec();
+    let slow = Options { arguments, start_within: WITHIN, ..Options::default() };
+    let started = Instant::now();
+    let second = PrivateRedis::start_with(dir.path(), slow).await.unwrap();
+    let _guard = Guard(second.pid());
+    assert!(started.elapsed() > WITHIN, "{:?}", started.elapsed());
+    assert!(second.stop().await.unwrap());
+}
+
 #[tokio::test]
 async fn a_missing_program_is_named_with_its_package_and_the_alternative() {
     let dir = tempfile::tempdir().unwrap();

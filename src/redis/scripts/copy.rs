@@ -332,8 +332,6 @@ impl Call for Push<'_> {
 pub struct FindDue<'a> {
     /// The shard.
     pub keys: &'a ShardKeys,
-    /// The caller's clock, ms since 1970.
-    pub now_ms: u64,
     /// Maximum number of events.
     pub most: usize,
     /// Maximum number of bytes of these events, but at least one event.
@@ -343,6 +341,8 @@ pub struct FindDue<'a> {
 /// The delayed events that are due.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Due {
+    /// The server's clock, ms since 1970.
+    pub now_ms: u64,
     /// When the next event is due that is not due yet, ms since 1970. `None` also if there are more due events.
     pub next_ms: Option<u64>,
     /// Ids and bots, oldest first.
@@ -357,20 +357,21 @@ impl Call for FindDue<'_> {
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::due, 2);
         cmd.arg(&self.keys.due).arg(&self.keys.later);
-        cmd.arg(self.now_ms).arg(self.most).arg(self.bytes);
+        cmd.arg(self.most).arg(self.bytes);
         cmd
     }
 
     fn reply(value: Value) -> Result<Due, ReplyError> {
         let mut reply = Reply::new(value)?;
-        let (next_ms, mut events) = (reply.optional()?, Vec::with_capacity(reply.len() / 2));
+        let (now_ms, next_ms) = (reply.number()?, reply.optional()?);
+        let mut events = Vec::with_capacity(reply.len() / 2);
         while reply.len() > 0 {
             let (id, bot) = (reply.text()?, reply.bytes()?.unwrap_or_default());
             // Damaged data must not hold up the other events.
             let bot = std::str::from_utf8(&bot).ok().and_then(|bot| BotId::parse(bot).ok());
             events.extend(bot.map(|bot| (id, bot)));
         }
-        Ok(Due { next_ms, events })
+        Ok(Due { now_ms, next_ms, events })
     }
 }
 

@@ -1,8 +1,11 @@
 //! What bots hold: `audit`, and the deletion of dead letters.
 
+use std::time::Duration;
+
 use redis::{Cmd, Value};
 
 use super::{Call, Index, evalsha};
+use crate::clock::millis;
 use crate::id::{BotId, Offset};
 use crate::redis::keys::ShardKeys;
 use crate::redis::reply::{Reply, ReplyError};
@@ -12,8 +15,8 @@ use crate::redis::reply::{Reply, ReplyError};
 pub enum Dropping<'a> {
     /// Those with these ids, at least one.
     Ids(&'a [Offset]),
-    /// Those older than this id, at most 100.
-    Before(Offset),
+    /// Those older than this by the server's clock, at most 100.
+    Older(Duration),
 }
 
 /// `lua/drop_letters.lua`. Returns the number of deleted letters.
@@ -44,8 +47,8 @@ impl Call for DropLetters<'_> {
                     cmd.arg(id.to_string());
                 }
             }
-            Dropping::Before(oldest) => {
-                cmd.arg("before").arg(oldest.to_string());
+            Dropping::Older(keep) => {
+                cmd.arg("older").arg(millis(keep));
             }
         }
         cmd

@@ -288,6 +288,11 @@ pub struct Completion {
 }
 
 impl Completion {
+    /// Whether it changes more than how long the lease lasts, and who completes it.
+    pub(crate) fn is_lasting(&self) -> bool {
+        self.n > 0 || !matches!(self.mode, Mode::Keep { .. } | Mode::Hand { .. })
+    }
+
     /// The lanes whose lists it needs, each once.
     fn lists(&self) -> Vec<Lane> {
         let moved = self.exceptions.iter().filter_map(|exception| match exception.fate {
@@ -350,6 +355,10 @@ pub enum Verdict {
 impl Call for Complete<'_> {
     type Reply = Completed;
     const NAME: &'static str = "complete";
+
+    fn is_lasting(&self) -> bool {
+        self.items.iter().any(Completion::is_lasting)
+    }
 
     fn command(&self) -> Cmd {
         let keys = self.keys;

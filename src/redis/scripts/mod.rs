@@ -118,7 +118,7 @@ pub(crate) use scripts;
 scripts! {
     SCRIPTS:
     enqueue "enqueue" COPIES, push "push" QUEUES, claim "claim" QUEUES, complete "complete" LEDGERS,
-    promote "promote" QUEUES, due "due" ALONE, pause "pause" QUEUES, resume "resume" QUEUES, purge "purge" QUEUES,
+    promote "promote" QUEUES, due "due" QUEUES, pause "pause" QUEUES, resume "resume" QUEUES, purge "purge" QUEUES,
     redrive "redrive" QUEUES, recount "recount" LEDGERS, revoke "revoke" QUEUES,
     recover "recover" QUEUES, reconcile "reconcile" QUEUES, drop_letters "drop_letters" QUEUES,
     audit "audit" QUEUES,
@@ -150,6 +150,10 @@ pub trait Call {
     /// False for reads, and for writes whose loss in a failover is harmless: leases, locks,
     /// samples, positions of trimming.
     const LASTING: bool = true;
+    /// The same for one call.
+    fn is_lasting(&self) -> bool {
+        Self::LASTING
+    }
     /// The command that runs it.
     fn command(&self) -> Cmd;
     /// Parses the reply.

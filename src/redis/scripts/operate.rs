@@ -69,7 +69,7 @@ bot_call! {
 }
 
 bot_call! {
-    /// `lua/redrive.lua`. Returns whether the dead letter existed.
+    /// `lua/redrive.lua`. Returns whether the dead letter existed, and could be handled again.
     Redrive redrive, 10, bool,
     |self, cmd| {
         cmd.arg(&self.keys.dlq).arg(self.keys.queue(self.bot));

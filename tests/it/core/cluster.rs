@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use fairlane::clock::{Clock as _, SystemClock, micros};
+use fairlane::event::Event;
 use fairlane::id::{BotId, PipelineName, ShardCount};
+use fairlane::queue::PushOptions;
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::Pause;
 use fairlane::redis::{Link, Server, Target};
@@ -102,6 +104,46 @@ async fn a_frozen_primary_holds_up_its_own_shards_only() {
     let report = fleet.report();
     assert_eq!((report.lost, report.reordered, report.unhandled), (0, 0, 0), "{report}");
     assert_eq!((report.sent, report.stale_commits, report.given_up), (16_000, 0, 0), "{report}");
+}
+
+/// One call moves a hundred due events, so many follow each other while a call to the frozen primary waits.
+#[tokio::test]
+async fn a_frozen_primary_delays_no_due_events_in_shards_of_the_others() {
+    const DUE: usize = 1_000;
+    let cluster = three(Options::default()).await;
+    let log = Log::default();
+    let instance = Instance::start(&config(&cluster, "test", &[]), log.content()).await;
+    let queue = instance.queue("test");
+    let bot_of = |node: usize| {
+        let node_of =
+            |bot: &BotId| usize::from(queue.keys(queue.shard_of(bot)).slot()) * 3 / 16_384;
+        let mut bots = (0..).map(|id| BotId::parse(&format!("bot-{id}")).unwrap());
+        bots.find(|bot| node_of(bot) == node).unwrap()
+    };
+    let (frozen, other) = (bot_of(0), bot_of(2));
+    let due = SystemClock.now() + Duration::from_secs(5);
+    let push = async |bot: &BotId| {
+        let later = Event::builder("test", bot).build().unwrap();
+        let options = PushOptions { due: Some(due), ..PushOptions::default() };
+        queue.push(bot, &[later], options).await.unwrap();
+    };
+    push(&frozen).await;
+    for _ in 0..DUE {
+        push(&other).await;
+    }
+    cluster.nodes[0].sigstop();
+    let handled = |bot: &BotId| {
+        let seen = log.all().into_iter().filter(|seen| seen.bot == bot.as_str());
+        seen.map(|seen| seen.at).collect::<Vec<_>>()
+    };
+    eventually(LONG, "those of the other are handled", async || handled(&other).len() >= DUE).await;
+    let late = handled(&other).into_iter().max().unwrap().saturating_sub(due);
+    println!("{late:?} late");
+    // With a wait for a timeout between two calls, it would be more than 45 s.
+    assert!(late < Duration::from_secs(20), "{late:?}");
+    cluster.nodes[0].sigcont();
+    eventually(LONG, "that of the frozen one follows", async || !handled(&frozen).is_empty()).await;
+    instance.stop().await;
 }
 
 /// A failover of the stream's primary to a replica whose clock is behind leaves this state: the

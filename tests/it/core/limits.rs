@@ -1,8 +1,10 @@
 //! Bounds: the length of a bot's queue, and the time for which an event is worth handling.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fairlane::clock::{Clock as _, SystemClock};
+use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
 use fairlane::id::BotId;
 use fairlane::queue::Queue;
 
@@ -22,6 +24,10 @@ fn bot() -> BotId {
 
 fn events(ids: std::ops::Range<u32>) -> Vec<String> {
     ids.map(|id| event("b", "test", id)).collect()
+}
+
+fn with_expiry(id: u32, expirytime: &str) -> String {
+    event("b", "test", id).replacen('{', &format!("{{\"expirytime\":\"{expirytime}\","), 1)
 }
 
 fn ids(ids: impl IntoIterator<Item = u32>) -> Vec<String> {
@@ -96,9 +102,6 @@ async fn an_event_whose_time_has_passed_is_not_handled() {
     let server = RedisServer::start(Options::default());
     let log = Log::default();
     let instance = Instance::start(&config(&server, "expiry", &[]), log.content()).await;
-    let with_expiry = |id: u32, expirytime: &str| {
-        event("b", "test", id).replacen('{', &format!("{{\"expirytime\":\"{expirytime}\","), 1)
-    };
     let mixed = [
         with_expiry(0, "2020-01-01T00:00:00Z"),
         with_expiry(1, "2999-01-01T00:00:00+01:00"),
@@ -117,6 +120,40 @@ async fn an_event_whose_time_has_passed_is_not_handled() {
     for letter in &letters {
         assert_eq!((&*letter.reason, letter.attempts), ("its expirytime has passed", 0));
     }
+}
+
+/// Notes the number of events of each slice that was committed.
+#[derive(Debug, Clone, Default)]
+struct Committed(Arc<Mutex<Vec<usize>>>);
+
+impl Handler for Committed {
+    async fn handle(&self, _: &Environment, _: &Slice) -> Result<Outcomes, Failure> {
+        Ok(Outcomes::done())
+    }
+
+    fn committed(&self, slice: &Slice, _: usize) {
+        self.0.lock().unwrap().push(slice.events.len());
+    }
+}
+
+#[tokio::test]
+async fn a_handler_is_not_told_of_the_end_of_a_slice_that_it_did_not_get() {
+    let server = RedisServer::start(Options::default());
+    let committed = Committed::default();
+    let config = config(&server, "expiry-alone", &[]);
+    let instance = Instance::start(&config, committed.clone()).await;
+    add(&server, STREAM, &[with_expiry(0, "2020-01-01T00:00:00Z")]).await;
+    let labels = [("pipeline", "expiry-alone"), ("outcome", "expired")];
+    eventually(LONG, "it is expired", async || {
+        counted(&instance, "events_total", &labels).await == Some(1.0)
+    })
+    .await;
+    add(&server, STREAM, &events(1..2)).await;
+    eventually(LONG, "the next one is committed", async || {
+        committed.0.lock().unwrap().contains(&1)
+    })
+    .await;
+    assert_eq!(*committed.0.lock().unwrap(), [1]);
 }
 
 #[tokio::test]

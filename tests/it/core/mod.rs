@@ -3,6 +3,7 @@
 
 mod async_push;
 mod bus;
+mod clocks;
 mod cluster;
 mod copied_leases;
 mod copy_first;

@@ -324,3 +324,40 @@ async fn a_process_that_was_frozen_starts_nothing_under_expired_leases() {
         assert!(seen.fence > woken, "begun under a lease from before {woken}: {seen:?}");
     }
 }
+
+#[tokio::test]
+async fn a_slice_with_many_dead_letters_is_settled_in_short_calls_and_in_order() {
+    const EVENTS: u32 = 1_200;
+    let server = RedisServer::start(Options::default());
+    let log = Log::default();
+    let handler = log.handler(|slice: Slice| async move {
+        let dead = if slice.bot.as_str() == "calm" { 0 } else { slice.events.len() };
+        Ok((0..dead).fold(Outcomes::done(), |outcomes, at| outcomes.dead(at, "refused")))
+    });
+    let settings = [("pipelines.parts.batch", "5000"), ("quotas.dead_letters", "0")];
+    let instance = Instance::start(&config(&server, "parts", &settings), handler).await;
+    // Then the pool knows that a slice may be long.
+    let calm: Vec<String> = (0..200).map(|id| event("calm", "test", id)).collect();
+    add(&server, STREAM, &calm).await;
+    eventually(LONG, "it is warm", async || log.len() == 200).await;
+    let queue = instance.queue("parts");
+    queue.pause(None).await.unwrap();
+    let events: Vec<String> = (0..EVENTS).map(|id| event("b", "test", id)).collect();
+    add(&server, STREAM, &events).await;
+    let depth = async || queue.view(Duration::ZERO).await.unwrap().depth;
+    eventually(LONG, "they wait", async || depth().await == u64::from(EVENTS)).await;
+    server.ask(&["CONFIG", "SET", "slowlog-max-len", "100000"]).await;
+    server.ask(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]).await;
+    queue.resume(None).await.unwrap();
+    eventually(LONG, "all are done", async || depth().await == 0).await;
+
+    let letters = queue.dead_letters(None, 2 * EVENTS as usize).await.unwrap();
+    let ids = letters.iter().rev().map(|letter| letter.event.as_ref().unwrap().id());
+    assert!(ids.eq((0..EVENTS).map(|id| id.to_string())), "{}", letters.len());
+    // Redis shows the first arguments of a call, and the number of the others. A dead letter has four.
+    let calls = server.ask(&["SLOWLOG", "GET", "-1"]).await;
+    let counts = calls.split(" more arguments)").filter_map(|text| text.rsplit('(').next());
+    let most = counts.filter_map(|count| count.parse::<u32>().ok()).max();
+    assert!(most.is_some_and(|most| most < 2_100), "{most:?}");
+    instance.stop().await;
+}

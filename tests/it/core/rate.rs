@@ -238,6 +238,31 @@ async fn a_bot_has_the_rate_that_is_set_for_it_from_its_next_slice_on() {
     instance.stop().await;
 }
 
+#[tokio::test]
+async fn a_bot_that_its_rate_holds_back_does_not_make_its_pipeline_late() {
+    let server = RedisServer::start(Options::default());
+    let settings = [("pipelines.own.rate", "\"1/h\"")];
+    let log = Log::default();
+    let instance = Instance::start(&config(&server, "own", &settings), log.content()).await;
+    let queue = instance.queue("own");
+    let in_an_hour = SystemClock.now() + Duration::from_secs(3_600);
+    add(&server, STREAM, &[event("held", "test", 0), event("held", "test", 1)]).await;
+    eventually(LONG, "it is held back", async || {
+        let view = queue.view(in_an_hour).await.unwrap();
+        (view.depth, view.parked, view.throttled, view.oldest_age_ms) == (1, 1, 1, 0)
+    })
+    .await;
+    // Its age does not hide that of another bot.
+    queue.pause(None).await.unwrap();
+    add(&server, STREAM, &[event("other", "test", 0)]).await;
+    eventually(LONG, "another one waits", async || {
+        let view = queue.view(in_an_hour).await.unwrap();
+        view.throttled == 1 && view.oldest_age_ms > 3_000_000
+    })
+    .await;
+    instance.stop().await;
+}
+
 /// A bot that used its tokens has nothing to wait for until its next event comes.
 #[tokio::test]
 async fn an_event_that_comes_after_the_last_token_shows_that_it_waits() {

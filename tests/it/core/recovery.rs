@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::support::bus::{add, event};
-use crate::support::config::{STREAM, config};
+use crate::support::config::{SHARDS, STREAM, config};
 use crate::support::http::{get, metric};
 use crate::support::instance::{Instance, queue};
 use crate::support::interceptor::Interception;
@@ -198,4 +198,73 @@ async fn after_the_reading_process_is_killed_another_reads_the_bus_soon() {
     }
     println!("a dead reader was replaced within {worst:?}");
     assert!(worst < TOO_LONG, "{worst:?}");
+}
+
+#[tokio::test]
+async fn on_a_full_redis_an_idle_process_looks_at_its_queues_as_rarely_as_otherwise() {
+    let server = RedisServer::start(Options::default());
+    let config = config(&server, "rarely", &[]);
+    // A full server refuses what the first start writes.
+    Instance::start(&config, Log::default().content()).await.stop().await;
+    server.ask(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    server.ask(&["CONFIG", "RESETSTAT"]).await;
+
+    let instance = Instance::start(&config, Log::default().content()).await;
+    // A look at the queues runs this command once per shard, and nothing else runs it.
+    let looks = async || server.calls("hlen").await / u64::from(SHARDS);
+    eventually(LONG, "it looks at its queues", async || looks().await > 0).await;
+    let before = looks().await;
+    // A busy process looks every two seconds.
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let more = looks().await - before;
+    assert!(more <= 2, "{more} looks in ten seconds without an event");
+    instance.stop().await;
+}
+
+/// Redis runs the renewal when it wakes, although its worker has given up. The lease would then last for
+/// `lease_ttl` without a holder.
+#[tokio::test]
+async fn a_bot_whose_renewal_waited_in_a_frozen_redis_is_handled_again_soon_after_it_wakes() {
+    let server = RedisServer::start(Options::default());
+    let settings = [
+        ("pipelines.thawed.lease_ttl", "\"60s\""),
+        ("pipelines.thawed.handler_timeout", "\"20s\""),
+    ];
+    let log = Log::default();
+    let slow = log.handler(|_| async {
+        tokio::time::sleep(2 * CLAIM_TTL).await;
+        Ok(Outcomes::done())
+    });
+    let instance = Instance::start(&config(&server, "thawed", &settings), slow).await;
+    let queue = instance.queue("thawed");
+    let mut shown = false;
+    for n in 0..TRIES {
+        let bot = BotId::parse(&format!("b-{n}")).unwrap();
+        let attempts = || {
+            let all = log.all().into_iter().filter(|seen| seen.bot == bot.as_str());
+            all.map(|seen| seen.attempt).collect::<Vec<_>>()
+        };
+        let started = Instant::now();
+        add(&server, STREAM, &[event(bot.as_str(), "test", n)]).await;
+        eventually(LONG, "it is handled", async || attempts().len() == 1).await;
+        let owners = queue.keys(queue.shard_of(&bot)).owners();
+        let lease = server.ask(&["HGET", owners, bot.as_str()]).await;
+        server.sigstop();
+        // The first renewal is due then. A worker that was slow has asked for one before.
+        let in_time = started.elapsed() < CLAIM_TTL / 3 && lease.ends_with("|0");
+        tokio::time::sleep(CLAIM_TTL + PATIENCE).await;
+        server.sigcont();
+        if in_time {
+            let woken = Instant::now();
+            eventually(LONG, "it is handled again", async || attempts().len() == 2).await;
+            assert!(woken.elapsed() < TOO_LONG, "{:?}", woken.elapsed());
+            let done = async || queue.next_events(&bot, 1).await.unwrap().is_empty();
+            eventually(LONG, "it is done", done).await;
+            assert_eq!(attempts(), [1, 1], "no worker vanished");
+            shown = true;
+            break;
+        }
+    }
+    assert!(shown, "the machine was too slow in every one of {TRIES} tries");
+    instance.stop().await;
 }

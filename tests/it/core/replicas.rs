@@ -3,18 +3,20 @@
 
 use std::num::NonZeroU8;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use fairlane::event::Event;
+use fairlane::handler::{Outcomes, Slice};
 use fairlane::id::{BotId, PipelineName, ShardCount};
-use fairlane::queue::{PushOptions, Queue};
+use fairlane::queue::{PushError, PushOptions, Queue};
 use fairlane::redis::scripts::Limits;
 use fairlane::redis::{Link, RedisError, ReplicaWait, Target};
 
 use super::faults::FEW;
-use crate::support::bus::event;
+use crate::support::bus::{add, event};
 use crate::support::cluster::Cluster;
-use crate::support::config::config;
+use crate::support::config::{STREAM, config};
 use crate::support::fleet::Fleet;
 use crate::support::http;
 use crate::support::instance::Instance;
@@ -131,7 +133,7 @@ async fn a_repeated_call_that_changes_nothing_is_confirmed_only_once_a_replica_h
     push(&queue(&server, None)).await.unwrap();
     replica.sigstop();
     for queue in &queues {
-        let error = push(queue).await.unwrap_err();
+        let PushError::Redis(error) = push(queue).await.unwrap_err() else { panic!("refused") };
         assert!(matches!(error, RedisError::Unreplicated { wanted: 1, .. }), "{error}");
         assert!(error.is_passing() && error.may_have_run());
         assert!(error.to_string().contains("0 did within 300ms"), "{error}");
@@ -159,9 +161,55 @@ async fn a_missing_replica_holds_up_no_read() {
         .await;
         started.elapsed()
     });
-    assert!(matches!(pushed, Err(RedisError::Unreplicated { .. })), "{pushed:?}");
+    let is_late = matches!(&pushed, Err(PushError::Redis(RedisError::Unreplicated { .. })));
+    assert!(is_late, "{pushed:?}");
     assert!(started.elapsed() >= Duration::from_secs(5), "{:?}", started.elapsed());
     assert!(read < Duration::from_secs(4), "{read:?}");
+}
+
+/// Completions of the other bot wait for the replica all the time.
+#[tokio::test]
+async fn without_a_replica_leases_are_renewed_and_no_handler_is_cancelled() {
+    // Longer than a lease.
+    const SLOW: Duration = Duration::from_secs(5);
+    let server = primary();
+    let replica = server.replica().await;
+    let own = [
+        ("pipelines.renewing.batch", "1"),
+        ("pipelines.renewing.max_attempts", "2"),
+        ("pipelines.renewing.handler_timeout", "\"20s\""),
+    ];
+    let (log, ended) = (Log::default(), Arc::new(AtomicUsize::new(0)));
+    let counted = Arc::clone(&ended);
+    let handler = log.handler(move |slice: Slice| {
+        let (slow, ended) = (slice.bot.as_str() == "slow", Arc::clone(&counted));
+        async move {
+            tokio::time::sleep(if slow { SLOW } else { SLOW / 100 }).await;
+            ended.fetch_add(usize::from(slow), Ordering::Relaxed);
+            Ok(Outcomes::done())
+        }
+    });
+    let config = config(&server, "renewing", &[WAITS, &own].concat());
+    let instance = Instance::start(&config, handler).await;
+    let mut events: Vec<String> = (0..40).map(|id| event("busy", "test", id)).collect();
+    events.push(event("slow", "test", 0));
+    add(&server, STREAM, &events).await;
+    let slow = || log.all().into_iter().filter(|seen| seen.bot == "slow").count();
+    eventually(LONG, "it is handled", async || slow() == 1).await;
+    replica.sigstop();
+    let has_ended = async || ended.load(Ordering::Relaxed) == 1;
+    eventually(LONG, "its handler ends", has_ended).await;
+    replica.sigcont();
+    replica.in_step().await;
+    let queue = instance.queue("renewing");
+    eventually(LONG, "all are done", async || queue.view(Duration::ZERO).await.unwrap().depth == 0)
+        .await;
+    assert_eq!(slow(), 1, "once");
+    assert!(queue.dead_letters(None, 9).await.unwrap().is_empty());
+    let metrics = http::get(&instance.address.to_string(), "/metrics").await.1;
+    let lost = http::metric(&metrics, "fairlane_leases_lost_total", &[("pipeline", "renewing")]);
+    assert!(lost.unwrap_or_default() < 1.0, "{lost:?}");
+    instance.stop().await;
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::event::Event;
-use fairlane::handler::{Failure, Handler, Outcomes, Slice};
+use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
 use fairlane::id::BotId;
 use fairlane::queue::BotState;
 
@@ -427,4 +427,43 @@ async fn lanes_that_are_set_aside_are_worked_off_after_the_order_is_that_of_the_
         assert!(of_key.is_sorted(), "{of_key:?}");
     }
     instance.stop().await;
+}
+
+/// Notes the first event of each lane that was committed, and then panics.
+#[derive(Debug, Clone, Default)]
+struct Loud(Tried);
+
+impl Handler for Loud {
+    async fn handle(&self, _: &Environment, _: &Slice) -> Result<Outcomes, Failure> {
+        Ok(Outcomes::done())
+    }
+
+    fn committed(&self, slice: &Slice, _: usize) {
+        self.0.lock().unwrap().push(slice.events[0].event.id().to_owned());
+        panic!("as it should");
+    }
+}
+
+#[tokio::test]
+async fn a_panic_after_the_commit_of_a_lane_hides_no_commit_of_another() {
+    let server = RedisServer::start(Options::default());
+    let loud = Loud::default();
+    let settings = [("pipelines.loud.order_by", "\"subject\"")];
+    let instance = Instance::start(&config(&server, "loud", &settings), loud.clone()).await;
+    let shop = BotId::parse("shop").unwrap();
+    let queue = instance.queue("loud").clone();
+    queue.pause(Some(&shop)).await.unwrap();
+    let events: Vec<String> =
+        (0..3).map(|id| event("shop", ["ann", "bob", "eve"][id], id)).collect();
+    add(&server, STREAM, &events).await;
+    eventually(LONG, "all are queued", async || {
+        queue.view_bot(&shop, SystemClock.now()).await.unwrap().depth == 3
+    })
+    .await;
+    queue.resume(Some(&shop)).await.unwrap();
+    eventually(LONG, "each lane is told", async || ids(&loud.0).len() == 3).await;
+    instance.stop().await;
+    let mut told = ids(&loud.0);
+    told.sort_unstable();
+    assert_eq!(told, ["0", "1", "2"], "each once");
 }

@@ -88,6 +88,28 @@ fn dead_letters_are_bounded_and_the_removed_are_counted() {
     assert_eq!(shard.events("a"), ["4", "5"], "the oldest went");
 }
 
+/// It may be large.
+#[test]
+fn the_oldest_letter_of_a_full_shard_is_read_once_per_call_until_it_is_deleted() {
+    let mut shard = Shard::new();
+    let reads = |shard: &mut Shard| {
+        let mut info = redis::cmd("INFO");
+        let text: String = info.arg("commandstats").query(shard.harness.plain()).unwrap();
+        let calls = text.lines().find_map(|line| line.strip_prefix("cmdstat_xrange:calls="));
+        calls.map_or(0, |calls| calls.split(',').next().unwrap().parse::<u64>().unwrap())
+    };
+    let mut bury = |of: &str, n: usize| {
+        shard.push(NOW, of, &vec!["1"; n], LIMITS);
+        let before = reads(&mut shard);
+        let killed = shard.kill(NOW, n, 4);
+        (killed.letters_removed, killed.letters_over_quota, reads(&mut shard) - before)
+    };
+    assert_eq!(bury("few", 2), (0, 0, 0));
+    assert_eq!(bury("many", 2), (0, 0, 0));
+    assert_eq!(bury("many", 10), (10, 10, 1), "the other bot has as few");
+    assert_eq!(bury("few", 3), (3, 1, 3), "it deletes its own two, and reads the next");
+}
+
 #[test]
 fn letters_put_back_in_any_order_are_in_their_old_order() {
     let mut shard = Shard::new();

@@ -61,28 +61,47 @@ fn due_events_are_found_oldest_first_up_to_a_number_and_a_size() {
         ids.push((shard.call(NOW, &push).sequence.to_string(), bot.clone()));
     }
     let [a, long, b, _] = ids.try_into().expect("four events");
-    let find = |shard: &mut Shard, now_ms: u64, most, bytes| {
-        let now_ms = NOW_MS + now_ms;
-        shard.call(NOW, &FindDue { keys, now_ms, most, bytes })
+    let find = |shard: &mut Shard, ms: u64, most, bytes| {
+        shard.call(at(NOW_MS + ms), &FindDue { keys, most, bytes })
     };
-    let due = |next_ms: Option<u64>, events: &[&(String, BotId)]| Due {
+    let due = |ms: u64, next_ms: Option<u64>, events: &[&(String, BotId)]| Due {
+        now_ms: NOW_MS + ms,
         next_ms: next_ms.map(|ms| NOW_MS + ms),
         events: events.iter().map(|&event| event.clone()).collect(),
     };
-    assert_eq!(find(&mut shard, 0, 100, 1_000), due(Some(1), &[]));
-    assert_eq!(find(&mut shard, 1, 100, 1_000), due(Some(2), &[&long]));
-    assert_eq!(find(&mut shard, 8, 100, 1_000), due(Some(9), &[&long, &b, &a]));
-    assert_eq!(find(&mut shard, 8, 2, 1_000), due(None, &[&long, &b]), "at most two");
+    assert_eq!(find(&mut shard, 0, 100, 1_000), due(0, Some(1), &[]));
+    assert_eq!(find(&mut shard, 1, 100, 1_000), due(1, Some(2), &[&long]));
+    assert_eq!(find(&mut shard, 8, 100, 1_000), due(8, Some(9), &[&long, &b, &a]));
+    assert_eq!(find(&mut shard, 8, 2, 1_000), due(8, None, &[&long, &b]), "at most two");
     // An event is stored with its bot, so the first two have 107 and 23 bytes, and the third 13.
-    assert_eq!(find(&mut shard, 8, 100, 143), due(Some(9), &[&long, &b, &a]));
-    assert_eq!(find(&mut shard, 8, 100, 142), due(None, &[&long, &b]));
-    assert_eq!(find(&mut shard, 8, 100, 1), due(None, &[&long]), "at least one");
+    assert_eq!(find(&mut shard, 8, 100, 143), due(8, Some(9), &[&long, &b, &a]));
+    assert_eq!(find(&mut shard, 8, 100, 142), due(8, None, &[&long, &b]));
+    assert_eq!(find(&mut shard, 8, 100, 1), due(8, None, &[&long]), "at least one");
+    let left = due(8, Some(9), &[&b, &a]);
     let _: () = shard.harness.plain().hdel(&keys.later, &long.0).unwrap();
-    assert_eq!(find(&mut shard, 8, 100, 1_000), due(Some(9), &[&b, &a]), "an id without an event");
+    assert_eq!(find(&mut shard, 8, 100, 1_000), left, "an id without an event");
     for damaged in ["", ":", "x:y", "-1:a", "0:", "3:\u{1}ab"] {
         let _: () = shard.harness.plain().hset(&keys.later, &long.0, damaged).unwrap();
-        assert_eq!(find(&mut shard, 8, 100, 1_000), due(Some(9), &[&b, &a]), "{damaged:?}");
+        assert_eq!(find(&mut shard, 8, 100, 1_000), left, "{damaged:?}");
     }
+}
+
+#[test]
+fn of_the_events_of_a_call_only_those_move_that_are_due_and_each_to_its_bot() {
+    let mut shard = Shard::new();
+    let keys = &shard.keys.clone();
+    let mut ids = Vec::new();
+    for (name, due_ms) in [("late", 2), ("b", 1), ("c", 1)] {
+        let (bot, events) = (&bot(name), [name.as_bytes().to_vec()]);
+        let due_ms = NOW_MS + due_ms;
+        let push = Push { keys, limits: LIMITS, bot, events: &events, due_ms, idempotency: None };
+        ids.push((shard.call(NOW, &push).sequence.to_string(), bot.clone()));
+    }
+    let promote = Promote { keys, slice_us: SLICE_US, events: &ids };
+    let next_ms = Some(NOW_MS + 2);
+    assert_eq!(shard.call(at(NOW_MS + 1), &promote), Promoted { moved: 2, next_ms });
+    assert_eq!(shard.call(at(NOW_MS + 1), &promote), Promoted { moved: 0, next_ms });
+    assert_eq!(["late", "b", "c"].map(|bot| shard.events(bot).join(" ")), ["", "b", "c"]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `audit` and `reconcile` correct what was lost, and the deletion of dead letters.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use fairlane::id::{BotId, Offset};
 use fairlane::redis::scripts::{
@@ -187,14 +188,18 @@ fn deleted_letters_are_held_no_longer() {
     }
     assert_eq!(audit(&mut shard, &[], 999), Audited::Set(4));
     let at = |ms| Offset { ms, seq: 0 };
+    let now_ms = NOW.unsigned_abs() / 1_000;
+    // Those older than a letter of this time.
+    let older_than = |ms: u64| Dropping::Older(Duration::from_millis(now_ms - ms));
     assert_eq!(drop_letters(&mut shard, Dropping::Ids(&[at(3), at(9_999), at(250)])), 2);
     let left = fields(&[("da", 124), ("Da", 620), ("db", 124), ("Db", 620)]);
     assert_eq!(held(&mut shard), left);
     assert_eq!(drop_letters(&mut shard, Dropping::Ids(&[at(3)])), 0);
-    assert_eq!(drop_letters(&mut shard, Dropping::Before(at(1))), 0);
+    assert_eq!(drop_letters(&mut shard, older_than(1)), 0);
+    assert_eq!(drop_letters(&mut shard, Dropping::Older(Duration::MAX)), 0);
     // A hundred in one call, and the named one stays.
-    assert_eq!(drop_letters(&mut shard, Dropping::Before(at(201))), DropLetters::MAX);
-    assert_eq!(drop_letters(&mut shard, Dropping::Before(at(201))), 99);
+    assert_eq!(drop_letters(&mut shard, older_than(201)), DropLetters::MAX);
+    assert_eq!(drop_letters(&mut shard, older_than(201)), 99);
     assert_eq!(shard.letters(), (201..250).map(at).collect::<Vec<_>>());
     let left = fields(&[("da", 24), ("Da", 120), ("db", 25), ("Db", 125)]);
     assert_eq!(held(&mut shard), left);

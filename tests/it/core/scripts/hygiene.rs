@@ -259,7 +259,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Purge { keys, bot: a }),
         named(&Redrive { keys, id: at, bot: a, slice_us, renews: false }),
         named(&Revoke { keys, bot: a, slice_us }),
-        named(&DropLetters { keys, letters: Dropping::Before(at) }),
+        named(&DropLetters { keys, letters: Dropping::Older(Duration::from_millis(1)) }),
         named(&Audit { keys, bots: &[a.clone(), bot("b")], entries_max: 9 }),
         named(&Recover { keys, run: "run", slice_us }),
         named(&Reconcile { keys, bots: &[a.clone(), bot("b")], bots_max: 9 }),

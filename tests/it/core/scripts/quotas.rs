@@ -54,6 +54,32 @@ fn delayed_events_are_accepted_up_to_the_quota_and_again_when_one_was_due() {
     }
 }
 
+/// Otherwise a tenant could fill Redis with events that its rules delay for a moment.
+#[test]
+fn an_event_is_delayed_only_while_the_queue_has_room_for_it() {
+    let mut shard = Shard::new();
+    let due_ms = NOW.unsigned_abs() / 1_000 + 1;
+    let one = 11 + 5;
+    let quota = Quota { queued_bytes: 2 * one, ..Quota::NONE };
+    push(&mut shard, NOW, 0, None, quota).unwrap();
+    let delayed = push(&mut shard, NOW, due_ms, Some("k1"), quota).unwrap();
+    push(&mut shard, NOW, 0, None, quota).unwrap();
+    let full = QuotaExceeded { name: "queued_bytes", held: 2 * one, limit: 2 * one };
+    assert_eq!(push(&mut shard, NOW, due_ms, Some("k2"), quota), Err(full));
+    assert!(push(&mut shard, NOW, due_ms, Some("k1"), quota).unwrap().duplicate);
+    assert_eq!((held(&mut shard, "la"), held(&mut shard, "La")), (Some(1), Some(5)));
+    // An accepted event is never refused later, but none is delayed until there is room again.
+    let (keys, events) = (&shard.keys.clone(), &[(delayed.sequence.to_string(), bot("a"))]);
+    let due = NOW + 1_000;
+    assert_eq!(shard.call(due, &Promote { keys, slice_us: SLICE_US, events }).moved, 1);
+    let full = QuotaExceeded { held: 3 * one, ..full };
+    assert_eq!(push(&mut shard, due, due_ms + 9, None, quota), Err(full));
+    let claimed = shard.claim(due);
+    let done = Completion { bytes: 2 * one, ..completion(&claimed, 0, 2, Mode::Release) };
+    shard.complete(due, 1, &[done]);
+    push(&mut shard, due, due_ms + 9, None, quota).unwrap();
+}
+
 #[test]
 fn a_bot_adds_idempotency_keys_up_to_its_quota_and_then_as_one_becomes_free() {
     let mut shard = Shard::new();

@@ -45,10 +45,11 @@ impl Server {
     }
 
     fn refuses(&self, delayed: bool, bot: Bot, events: &[Event]) -> Option<Refused> {
+        if !self.may_queue(bot, events) {
+            return Some(Refused("queued_bytes", self.held('q', bot), self.limits.queued_bytes));
+        }
         if !delayed {
-            let (held, limit) = (self.held('q', bot), self.limits.queued_bytes);
-            let refused = Refused("queued_bytes", held, limit);
-            return (!self.may_queue(bot, events)).then_some(refused);
+            return None;
         }
         let ((count, bytes), more) = (self.limits.delayed, size(events[0]));
         let (held, held_bytes) = (self.held('l', bot), self.held('L', bot));

@@ -7,7 +7,7 @@ use fairlane::notifications::scripts::{Amended, Amendment, Scheduled};
 use redis::Commands;
 
 use super::super::bot;
-use super::{DAY, Notes, id, new};
+use super::{DAY, Notes, SECOND, id, new};
 
 #[test]
 fn one_is_cancelled_or_moved_until_it_is_being_sent_also_when_its_event_is_queued() {
@@ -43,6 +43,19 @@ fn one_is_cancelled_or_moved_until_it_is_being_sent_also_when_its_event_is_queue
     assert_eq!(notes.amend(waits, "w", Amendment::Cancel), Amended::Done);
     notes.pass(3_601);
     assert!(!notes.online("w"));
+}
+
+#[test]
+fn after_the_clock_was_set_back_a_key_is_free_as_soon_as_its_notification_has_ended() {
+    let mut notes = Notes::new();
+    let keyed =
+        NewNotification { key: Some(("k".to_owned(), Duplicates::Ignore)), ..new("b", "u", 0) };
+    let first = notes.schedule(&keyed);
+    let begun = notes.step("b").remove(0);
+    notes.finish(&begun, Ending::Sent);
+    notes.now -= 3_600 * SECOND;
+    let again = notes.schedule_over(&keyed, Some((first, "u"))).1;
+    assert!(matches!(again, Scheduled::Ok { .. }), "{again:?}");
 }
 
 #[test]

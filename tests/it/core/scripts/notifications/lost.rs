@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use fairlane::id::Sequence;
 use fairlane::notifications::record::{Ending, NewNotification};
+use fairlane::notifications::scripts::Begin;
+use fairlane::quotas::Quota;
+use fairlane::redis::scripts::Redrive;
 use redis::Commands;
 
 use super::super::bot;
-use super::{Notes, id, new};
+use super::{HOLD, Notes, SLICE_US, id, new};
 
 #[test]
 fn a_redis_that_lost_the_start_of_a_send_accepts_its_end() {
@@ -89,4 +93,23 @@ fn a_notification_with_one_of_its_two_entries_falls_due_again_too() {
         assert!(notes.restore(note, "u", 0));
         assert_eq!(notes.armed(), 1);
     }
+}
+
+#[test]
+fn without_its_record_a_dead_notification_is_not_redriven_and_its_event_is_told() {
+    let mut notes = Notes::new();
+    let note = notes.schedule(&new("b", "", 0));
+    let begun = notes.step("b").remove(0);
+    notes.finish(&begun, Ending::Dead("410".into()));
+    let keys = &notes.shard.keys.clone();
+    let () = notes.shard.harness.plain().del(keys.notification(note)).unwrap();
+    let (letters, bot) = (notes.shard.letters(), &bot("b"));
+    let redrive = Redrive { keys, id: letters[0], bot, slice_us: SLICE_US, renews: false };
+    assert!(!notes.call(&redrive), "nothing would be sent");
+    assert_eq!(notes.shard.letters(), letters);
+    let (now, throttle) = (notes.time(), &notes.throttle.clone());
+    let (quota, events) = (Quota::NONE, &[(note, "", Sequence::new(1))]);
+    let again = Begin { keys, now, bot, hold: HOLD, throttle, dead_max: 100, quota, events };
+    let judged = notes.call(&again);
+    assert_eq!((judged.gone, judged.begun), (1, Vec::new()));
 }

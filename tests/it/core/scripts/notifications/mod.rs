@@ -449,6 +449,18 @@ fn a_notification_postponed_until_it_expired_is_a_dead_letter() {
 }
 
 #[test]
+fn a_notification_postponed_for_longer_than_it_lasts_ends_when_it_expires() {
+    let mut notes = Notes::new();
+    let short = NewNotification { expires_in: Duration::from_secs(60), ..new("b", "u", 0) };
+    let note = notes.schedule(&short);
+    let begun = notes.step("b").remove(0);
+    notes.finish(&begun, Ending::Postpone(Duration::from_secs(300), "full".into()));
+    notes.pass(60);
+    assert_eq!(notes.step("b"), []);
+    assert_eq!((notes.state(note), notes.armed()), ("dead".to_owned(), 0));
+}
+
+#[test]
 fn hostile_users_and_types_stay_apart() {
     let mut notes = Notes::new();
     let uids = ["*", "{}", "a b", "1|2", "日本", "'", "\\", "%s", &"x".repeat(256)];

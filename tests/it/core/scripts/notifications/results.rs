@@ -5,10 +5,11 @@ use std::time::Duration;
 use fairlane::notifications::record::Duplicates::{Ignore, Once, Replace};
 use fairlane::notifications::record::{Duplicates, Ending, NewNotification, NotificationId};
 use fairlane::notifications::scripts::{Amendment, Forget};
-use fairlane::quotas::QuotaExceeded;
+use fairlane::quotas::{Quota, QuotaExceeded};
+use fairlane::redis::scripts::Redrive;
 use redis::Commands;
 
-use super::{Notes, bot, new};
+use super::{Notes, SECOND, SLICE_US, bot, new};
 
 const WEEK: Duration = Duration::from_secs(7 * 86_400);
 const TEN_MINUTES: Duration = Duration::from_secs(600);
@@ -100,6 +101,27 @@ fn each_way_to_end_counts_and_a_dead_one_may_be_redriven_beyond_the_quota() {
 }
 
 #[test]
+fn the_record_of_a_dead_letter_outlives_it_and_a_redriven_one_stays_until_it_is_handled() {
+    let mut notes = Notes::new();
+    notes.quota.ended_bytes = 2 * RECORD;
+    let dead = || Ending::Dead("410".into());
+    let stays: Vec<Duration> = (0..9).map(|_| notes.ends(&new("b", "", 0), dead())).collect();
+    let kept = stays.iter().filter(|stays| **stays > WEEK).count();
+    assert!((2..9).contains(&kept), "{stays:?}");
+    assert_eq!(notes.shard.letters().len(), kept, "there is no letter without its notification");
+    let (keys, bot) = (&notes.shard.keys.clone(), &bot("b"));
+    for id in notes.shard.letters() {
+        assert!(notes.call(&Redrive { keys, id, bot, slice_us: SLICE_US, renews: false }));
+    }
+    let redis = notes.shard.harness.plain();
+    let records: Vec<String> = redis.keys(format!("{}n:*", keys.prefix())).unwrap();
+    let ttls = records.iter().map(|record| redis.pttl::<_, i64>(record.as_str()).unwrap());
+    assert_eq!(ttls.filter(|ttl| *ttl == -1).count(), kept, "the pipeline may be paused");
+    notes.pass(30 * 86_400);
+    assert_eq!(notes.handle("b").len(), kept);
+}
+
+#[test]
 fn a_notification_with_a_key_stays_known_for_an_hour_whatever_its_bot_did_before() {
     let mut notes = Notes::new();
     notes.quota.ended_bytes = RECORD / 2;
@@ -155,4 +177,31 @@ fn keys_of_notifications_are_bounded_per_hour_and_a_known_key_takes_nothing() {
     notes.try_keyed("k3", Ignore, None).expect("a third of the hour later one fits");
     notes.try_keyed("k4", Ignore, None).unwrap_err();
     notes.try_keyed("k0", Replace, Some(replacing)).expect("a pending one is replaced");
+}
+
+#[test]
+fn after_the_clock_was_set_back_a_bot_has_its_whole_quotas_and_its_records_end_as_usual() {
+    let mut notes = Notes::new();
+    notes.quota.key_bytes = 4_000;
+    let fill = |notes: &mut Notes, name: &str| {
+        (0..9).filter(|n| notes.try_keyed(&format!("{name}{n}"), Ignore, None).is_ok()).count()
+    };
+    assert_eq!(fill(&mut notes, "a"), 3);
+    notes.now -= 3_600 * SECOND;
+    assert_eq!(fill(&mut notes, "b"), 3, "as many as before, and no more");
+
+    notes.quota.ended_bytes = 2 * RECORD;
+    for _ in 0..4 {
+        notes.ends(&new("c", "", 0), Ending::Dead("410".into()));
+    }
+    notes.now -= 15 * 86_400 * SECOND;
+    let stays = notes.ends(&new("c", "", 0), Ending::Sent);
+    assert!(is_near(stays, WEEK), "{stays:?}");
+
+    notes.quota = Quota { ended_bytes: RECORD / 2, ..Quota::NONE };
+    notes.schedule(&NewNotification { bot: bot("d"), ..keyed("k", Ignore) });
+    let begun = notes.step("d").remove(0);
+    notes.now -= 3_600 * SECOND;
+    notes.finish(&begun, Ending::Sent);
+    assert!(is_near(notes.stays(begun.id), HOUR), "{:?}", notes.stays(begun.id));
 }

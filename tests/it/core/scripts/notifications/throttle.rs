@@ -9,7 +9,7 @@ use rand::{Rng as _, SeedableRng as _};
 use redis::Commands;
 
 use super::super::bot;
-use super::{DAY, Notes, SECOND, counted, new};
+use super::{DAY, HALF_HOUR, Notes, SECOND, counted, new};
 
 #[test]
 fn a_user_gets_one_at_a_time_and_the_others_are_dropped_once_it_is_sent() {
@@ -226,6 +226,36 @@ fn a_user_is_not_free_before_it_can_be_told_how_the_last_one_ended() {
         notes.pass(1);
     }
     assert_eq!(begun.len(), 1, "one of the two, and not for ever none: {begun:?}");
+}
+
+#[test]
+fn after_the_clock_was_set_back_the_limits_of_a_user_hold_no_longer_than_usual() {
+    let mut notes = capped(&["1/100s"], &[("promo", &["1/100s"])]);
+    notes.throttle.threshold = HALF_HOUR;
+    let promo = of_kind("promo", "u");
+    notes.schedule(&promo);
+    let begun = notes.step("b").remove(0);
+    notes.finish(&begun, Ending::Sent);
+    notes.now -= 3_600 * SECOND;
+    let second = notes.schedule(&promo);
+    let begun = notes.step("b");
+    assert_eq!(begun.iter().map(|begun| begun.id).collect::<Vec<_>>(), [second]);
+    notes.finish(&begun[0], Ending::Sent);
+    let third = notes.schedule(&promo);
+    assert_eq!(notes.step("b"), []);
+    assert_eq!(notes.state(third), "throttled", "they hold again");
+
+    // The process of this send was killed.
+    notes.schedule(&new("b", "v", 0));
+    assert_eq!(notes.step("b").len(), 1);
+    notes.now -= 3_600 * SECOND;
+    let next = notes.schedule(&new("b", "v", 0));
+    let mut begun = Vec::new();
+    for _ in 0..60 {
+        begun.extend(notes.step("b").iter().map(|begun| begun.id));
+        notes.pass(1);
+    }
+    assert_eq!(begun, [next]);
 }
 
 #[test]

@@ -105,6 +105,21 @@ fn those_that_wait_for_the_one_in_flight_to_their_user_take_turns() {
 }
 
 #[test]
+fn after_the_clock_was_set_back_a_user_who_is_online_gets_the_next_one() {
+    let mut notes = Notes::new();
+    let waits = NewNotification { waits: true, ..new("b", "u", 0) };
+    notes.schedule(&waits);
+    assert!(notes.online("u"));
+    let begun = notes.step("b").remove(0);
+    notes.finish(&begun, Ending::Sent);
+    notes.now -= 3_600 * SECOND;
+    notes.schedule(&waits);
+    assert!(notes.online("u"));
+    notes.schedule(&waits);
+    assert!(!notes.online("u"), "too soon after the last one");
+}
+
+#[test]
 fn one_that_waits_in_vain_expires() {
     let mut notes = Notes::new();
     let expires_in = Duration::from_secs(60);

@@ -7,6 +7,7 @@ use crate::model::state_machine::{Enqueued, Queued, Refused, Server};
 /// Everything that must happen at limits.
 pub(super) const WANTED: &[&str] = &[
     "a push is refused: queued_bytes",
+    "a delayed event is refused: queued_bytes",
     "a delayed event is refused: delayed_events",
     "a delayed event is refused: delayed_bytes",
     "an idempotency key is repeated",
@@ -20,9 +21,10 @@ pub(super) const WANTED: &[&str] = &[
 impl Coverage {
     pub(super) fn note_limits(&mut self, before: &Server, step: &Step) {
         match (&step.action, &step.answer) {
-            (Action::Push { .. }, ScriptReply::Refused(Refused(name, ..))) => {
+            (Action::Push { due_ms, .. }, ScriptReply::Refused(Refused(name, ..))) => {
                 self.add(match *name {
-                    "queued_bytes" => "a push is refused: queued_bytes",
+                    "queued_bytes" if due_ms.is_none() => "a push is refused: queued_bytes",
+                    "queued_bytes" => "a delayed event is refused: queued_bytes",
                     "delayed_events" => "a delayed event is refused: delayed_events",
                     _ => "a delayed event is refused: delayed_bytes",
                 });

@@ -224,7 +224,7 @@ pub(super) async fn delays<M: Meter>(stage: &mut Stage<M>) {
             let pushed = stage.call(&push).await;
             events.push((pushed.sequence.to_string(), bot.clone()));
         }
-        let find = FindDue { keys, now_ms: 1, most: 100, bytes: 1 << 20 };
+        let find = FindDue { keys, most: 100, bytes: 1 << 20 };
         assert_eq!(stage.measure(situation, &find).await.events, events);
         let promote = Promote { keys, slice_us: SLICE_US, events: &events };
         let promoted = stage.measure(situation, &promote).await;

@@ -1,0 +1,70 @@
+use std::sync::atomic::AtomicUsize;
+
+use futures_util::future::BoxFuture;
+
+use super::super::source::{Fetched, Opened, Outgoing, Progress, Released};
+use super::*;
+use crate::clock::SystemClock;
+use crate::queue::Queue;
+use crate::trace::Tracer;
+
+/// A bus that panics each time it is asked for its logs.
+#[derive(Debug, Default)]
+struct Loud(AtomicUsize);
+
+impl Source for Loud {
+    fn name(&self) -> &'static str {
+        "loud"
+    }
+
+    fn topics(&self) -> Vec<Arc<str>> {
+        Vec::new()
+    }
+
+    fn logs(&self) -> BoxFuture<'_, Result<Vec<Log>, BusError>> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        panic!("as it should")
+    }
+
+    fn open<'a>(&'a self, _: &'a [Standing]) -> BoxFuture<'a, Result<Vec<Opened>, BusError>> {
+        unreachable!("it has no logs")
+    }
+
+    fn fetch(&self, _: usize, _: Duration) -> BoxFuture<'_, Result<Box<dyn Fetched>, BusError>> {
+        unreachable!("it has no logs")
+    }
+
+    fn release<'a>(&'a self, _: &'a [Progress]) -> BoxFuture<'a, Result<Vec<Released>, BusError>> {
+        unreachable!("it has no logs")
+    }
+
+    fn publish<'a>(
+        &'a self,
+        _: &'a [Outgoing<'a>],
+    ) -> BoxFuture<'a, Result<Vec<Offset>, BusError>> {
+        unreachable!("no event is published")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_panics_is_followed_by_another_one_after_a_pause() {
+    let source = Arc::new(Loud::default());
+    let fanout = Fanout::new(Vec::new(), Arc::default(), Tracer::default(), Duration::ZERO);
+    let reading = Reading {
+        source: Arc::clone(&source) as Arc<dyn Source>,
+        fanout: Arc::new(fanout),
+        link: Arc::clone(Queue::unreachable("p", 1).link()),
+        clock: Arc::new(SystemClock),
+        backlog: None,
+        partition_wait: None,
+        meter: None,
+    };
+    let shutdown = Shutdown::new();
+    let stop = async {
+        tokio::time::sleep(RESTART * 10).await;
+        shutdown.soft.cancel();
+    };
+    join(Box::pin(run(reading, shutdown.clone())), stop).await;
+    let asked = source.0.load(Ordering::Relaxed);
+    assert!((9..=11).contains(&asked), "{asked}");
+}

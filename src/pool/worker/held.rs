@@ -1,0 +1,186 @@
+//! Keeping a lease: renewed while something runs, and given back or lost without completed events.
+
+use std::ops::ControlFlow;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use super::super::commit::Committed;
+use super::super::{Shared, sleep_until};
+use super::{Ended, Worker};
+use crate::redis::scripts::{Completion, Mode};
+
+/// Interval between attempts to renew a lease.
+const RENEW_AGAIN: Duration = Duration::from_millis(250);
+/// After a hard stop, the leases must be given back within this time.
+const LAST_COMMIT: Duration = Duration::from_secs(1);
+
+impl Worker {
+    /// Runs `work`, renewing the lease meanwhile. Cancels it when the lease is lost or a hard stop
+    /// starts. This loses nothing: the events are still queued.
+    pub(super) async fn while_held<T>(
+        &mut self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, Ended> {
+        let shared = Arc::clone(&self.shared);
+        let mut work = pin!(work);
+        let (started, mut long) = (Instant::now(), None);
+        loop {
+            let (renew_at, deadline) = (self.lease.renew_at(), self.lease.deadline());
+            tokio::select! {
+                biased;
+                () = interrupted(&shared) => return Err(Ended::NotHandled),
+                () = tokio::time::sleep_until(deadline) => return Err(Ended::LeaseLost),
+                done = &mut work => return Ok(done),
+                () = tokio::time::sleep_until(renew_at) => {
+                    if long.is_none() {
+                        long = Some(self.note_long(started));
+                    }
+                    let mut renewing = pin!(self.renew());
+                    tokio::select! {
+                        biased;
+                        () = interrupted(&shared) => return Err(Ended::NotHandled),
+                        // Before the deadline: after a handler that blocked the thread, both have come, and
+                        // the lease goes on.
+                        renewed = &mut renewing => if renewed.is_break() {
+                            return Err(Ended::LeaseLost);
+                        },
+                        () = tokio::time::sleep_until(deadline) => return Err(Ended::LeaseLost),
+                        done = &mut work => return Ok(done),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tells operators that this process handles the bot, until the result is dropped.
+    fn note_long(&self, started: Instant) -> crate::presence::Noted {
+        let since = self.shared.environment.clock.now().saturating_sub(started.elapsed());
+        self.shared.meter.long.note(&self.lease.bot, crate::clock::millis(since))
+    }
+
+    /// Renews the lease until Redis confirms it; returns whether this worker still holds it. A
+    /// renewal without an answer proves nothing, and the next one may find that the lease has
+    /// ended.
+    pub(super) async fn confirm(&mut self) -> bool {
+        let before = self.lease.confirmed_at();
+        while self.lease.confirmed_at() == before {
+            if self.renew().await.is_break() || !self.lease.is_held() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Renews the lease. Breaks if the lease has ended.
+    async fn renew(&mut self) -> ControlFlow<()> {
+        let ttl = self.shared.settings.lease_ttl;
+        let sent = self.shared.sending(self.lease.shard);
+        let deadline = self.lease.deadline();
+        let mut renewal = self.lease.renewal(ttl);
+        renewal.aside.clone_from(&self.noted);
+        let before = std::mem::replace(&mut self.unanswered, true);
+        match self.shared.commits.commit(self.lease.shard, renewal, deadline).await {
+            Committed::Done | Committed::Full => {
+                self.unanswered = false;
+                self.lease.extend(sent, ttl);
+                ControlFlow::Continue(())
+            }
+            Committed::Stale => {
+                self.unanswered = before;
+                ControlFlow::Break(())
+            }
+            Committed::Unknown => {
+                // The attempts ended at the deadline, or the lease has ended.
+                tokio::time::sleep(RENEW_AGAIN).await;
+                if self.lease.is_held() {
+                    ControlFlow::Continue(())
+                } else {
+                    ControlFlow::Break(())
+                }
+            }
+        }
+    }
+
+    /// Ends the lease without completed events.
+    pub(super) async fn give_back(&self) {
+        self.give_back_with(Mode::Release).await;
+    }
+
+    /// Ends the lease in this way, without completed events.
+    pub(super) async fn give_back_with(&self, mode: Mode) {
+        let (completion, deadline) = self.end_with(mode);
+        let commit = self.shared.commits.commit(self.lease.shard, completion, deadline);
+        if self.shared.shutdown.hard.is_cancelled() {
+            // Otherwise the lease expires by itself.
+            let _ = tokio::time::timeout(LAST_COMMIT, commit).await;
+        } else {
+            commit.await;
+        }
+    }
+
+    /// The end of the lease in this way, without completed events, and until when to send it. After a
+    /// renewal without an answer, this is later than the end of the lease: a Redis that was frozen runs
+    /// the renewal when it wakes, and then the lease lasts for another ttl, without a holder. It is safe:
+    /// nothing is handled under the lease any more, and a later lease has another fence.
+    fn end_with(&self, mode: Mode) -> (Completion, Instant) {
+        let completion = self.lease.completion((0, 0), mode, 0, Vec::new());
+        let deadline = if self.unanswered {
+            Instant::now() + self.shared.settings.lease_ttl
+        } else {
+            self.lease.deadline()
+        };
+        (completion, deadline)
+    }
+
+    /// Whether a lease that ended early was most likely ended by its receiver, through `/v1/leases`
+    /// while this worker still waited for its answer. Such a lease is not counted as lost. A lease
+    /// that an operator revoked looks the same, so it is not counted either.
+    pub(super) fn ended_outside(&self) -> bool {
+        self.shared.handler.is_remote() && self.lease.is_held()
+    }
+
+    /// Notes that the lease was lost. Whatever was handled under it has ended.
+    pub(super) fn lost(&self) {
+        if self.unanswered {
+            let (release, deadline) = self.end_with(Mode::Release);
+            self.shared.commits.commit_unheard(self.lease.shard, release, deadline);
+        }
+        if self.ended_outside() {
+            return debug!("the lease was completed outside, or revoked");
+        }
+        if self.lease.is_held() {
+            // The lease was revoked. An expired lease is counted by the process that reaps it.
+            self.shared.metrics.leases_lost.increment(1);
+        }
+        let (bot, fence) = (&self.lease.bot, self.lease.fence);
+        if let Some(suppressed) = self.shared.lost.take() {
+            let pipeline = self.shared.queue.name();
+            warn!(%pipeline, %bot, %fence, suppressed,
+                "the lease was lost before its slice was completed; nothing of it was committed");
+        } else {
+            debug!(%bot, %fence, "the lease was lost before its slice was completed");
+        }
+    }
+}
+
+/// Waits until no handler may go on: until a hard stop, or until the slices that this process has under a total
+/// limit are not confirmed in time.
+async fn interrupted(shared: &Shared) {
+    let deadline = || shared.total.as_ref().and_then(|total| total.deadline());
+    loop {
+        let total = deadline();
+        tokio::select! {
+            biased;
+            () = shared.shutdown.hard.cancelled() => return,
+            () = sleep_until(total) => {}
+        }
+        // Renewed meanwhile: it has another deadline.
+        if deadline() == total {
+            return;
+        }
+    }
+}

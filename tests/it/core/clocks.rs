@@ -1,0 +1,80 @@
+//! A process whose clock is wrong. Times in Redis are those of its server, and only its clock ends them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fairlane::app::Roles;
+use fairlane::clock::{Clock, SystemClock, millis};
+use fairlane::event::Event;
+use fairlane::id::BotId;
+use fairlane::queue::PushOptions;
+
+use crate::support::config::config;
+use crate::support::instance::{Instance, queue};
+use crate::support::recorder::Log;
+use crate::support::redis::{Options, RedisServer};
+use crate::support::wait::eventually;
+
+const LONG: Duration = Duration::from_secs(30);
+const MINUTE: i64 = 60;
+const DAY: i64 = 86_400;
+
+/// A clock that is ahead by so many seconds.
+struct Wrong(i64);
+
+impl Clock for Wrong {
+    fn now(&self) -> Duration {
+        let (now, by) = (SystemClock.now(), Duration::from_secs(self.0.unsigned_abs()));
+        if self.0 < 0 { now.saturating_sub(by) } else { now + by }
+    }
+}
+
+async fn start(ahead: i64, config: &str, log: &Log) -> Instance {
+    Instance::start_at(Arc::new(Wrong(ahead)), Roles::ALL, config, log.content()).await
+}
+
+#[tokio::test]
+async fn delayed_events_are_on_time_and_no_busy_loop_waits_for_them() {
+    const EVENTS: usize = 200;
+    for ahead in [-MINUTE, MINUTE] {
+        let (server, log) = (RedisServer::start(Options::default()), Log::default());
+        let instance = start(ahead, &config(&server, "test", &[]), &log).await;
+        let due = SystemClock.now() + Duration::from_secs(5);
+        for id in 0..EVENTS {
+            let bot = BotId::parse(&format!("bot-{id}")).unwrap();
+            let later = Event::builder("test", &bot).build().unwrap();
+            let options = PushOptions { due: Some(due), ..PushOptions::default() };
+            instance.queue("test").push(&bot, &[later], options).await.unwrap();
+        }
+        let before = server.calls("evalsha").await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let calls = server.calls("evalsha").await - before;
+        // With a look at each of the 8 shards every 5 ms, it would be thousands.
+        assert!(calls < 500, "{calls} scripts in two seconds, {ahead} s ahead");
+        eventually(LONG, "all are handled", async || log.len() >= EVENTS).await;
+        let times: Vec<Duration> = log.all().into_iter().map(|seen| seen.at).collect();
+        let (first, last) = (*times.iter().min().unwrap(), *times.iter().max().unwrap());
+        assert!(millis(first) >= millis(due), "{ahead} s ahead: early");
+        let late = last.saturating_sub(due);
+        assert!(late < Duration::from_secs(20), "{ahead} s ahead: {late:?} late");
+        instance.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn dead_letters_are_kept_for_their_time_and_no_longer() {
+    for ahead in [-8 * DAY, 8 * DAY] {
+        let server = RedisServer::start(Options::default());
+        let config = config(&server, "test", &[]);
+        let letters = queue(&config, "test").await.shards()[0].dlq.clone();
+        let old = SystemClock.now().saturating_sub(Duration::from_secs(8 * DAY.unsigned_abs()));
+        for id in [format!("{}-0", millis(old)), "*".to_owned()] {
+            server.ask(&["XADD", &letters, &id, "bot", "b", "record", "x"]).await;
+        }
+        let instance = start(ahead, &config, &Log::default()).await;
+        let left = async || server.ask(&["XLEN", &letters]).await;
+        eventually(LONG, "the old one is removed", async || left().await != "2").await;
+        assert_eq!(left().await, "1", "{ahead} s ahead: the new one stays");
+        instance.stop().await;
+    }
+}
