@@ -16,6 +16,7 @@ use fairlane::product::metrics::gauge;
 use fairlane::product::{
     Class, OpenError, Opening, Part, Product, Route, Scope, Seat, SharedHandler,
 };
+use fairlane::telemetry::{self, LevelFilter, LogFormat};
 use serde::Deserialize;
 
 const NAME: &str = "activity";
@@ -28,7 +29,11 @@ struct Settings {
     forget_after_seconds: Option<u64>,
 }
 
-pub(crate) struct Activity;
+/// Both instances count in the same map during a reload.
+#[derive(Clone, Default)]
+pub(crate) struct Activity {
+    counts: Counts,
+}
 
 impl Product for Activity {
     fn pipeline(&self) -> &'static str {
@@ -48,7 +53,7 @@ impl Product for Activity {
     fn open(&self, opening: &Opening<'_>) -> Result<Arc<dyn Part>, OpenError> {
         let settings: Settings = opening.section()?;
         let forget_after = Duration::from_secs(settings.forget_after_seconds.unwrap_or(3_600));
-        Ok(Arc::new(ActivityPart { counts: Counts::default(), forget_after }))
+        Ok(Arc::new(ActivityPart { counts: self.counts.clone(), forget_after }))
     }
 }
 
@@ -106,12 +111,22 @@ impl Part for ActivityPart {
     }
 }
 
+/// The text of an error names the remedy.
+fn main() {
+    if let Err(error) = serve() {
+        eprintln!("error: {error}");
+        std::process::exit(1);
+    }
+}
+
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let name = PipelineName::parse(NAME)?;
+async fn serve() -> Result<(), Box<dyn std::error::Error>> {
+    // Or install a subscriber of `tracing`.
+    telemetry::init(LogFormat::Text, LevelFilter::INFO)?;
+    let (name, activity) = (PipelineName::parse(NAME)?, Activity::default());
     let builder = move |mut config: Config| {
         config.pipelines.entry(name.clone()).or_insert(PipelineConfig::new(NAME, ["*"]));
-        App::builder(config).product(Activity)
+        App::builder(config).product(activity.clone())
     };
     app::serve(Config::load(None)?, builder).await?;
     Ok(())

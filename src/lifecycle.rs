@@ -167,13 +167,40 @@ impl Shutdown {
             biased;
             () = self.hard.cancelled() => {}
             Some(signal) = signals.next() => tracing::warn!(signal, "stopping immediately"),
-            () = tokio::time::sleep(grace) => {
-                if !self.tracker.is_empty() {
-                    tracing::warn!(tasks = self.tracker.len(), "the grace period is over; stopping immediately");
-                }
-            }
+            () = self.outlast(grace) => {}
         }
         self.hard.cancel();
+    }
+
+    /// Waits for the end of the grace period, and says so if tasks still run then.
+    async fn outlast(&self, grace: Duration) {
+        tokio::time::sleep(grace).await;
+        if !self.tracker.is_empty() {
+            tracing::warn!(
+                tasks = self.tracker.len(),
+                "the grace period is over; stopping immediately"
+            );
+        }
+    }
+
+    /// Stops from code as after a signal, without the delay: cancels `soft`, and `hard` once every
+    /// task has ended, or after `grace`. Returns after the last task, as [`Self::wait`] does.
+    ///
+    /// A program that handles its signals itself calls it while
+    /// [`App::run`](crate::app::App::run) runs, with the `shutdown_grace` of its configuration.
+    ///
+    /// # Cancel safety
+    /// `soft` stays cancelled, and `hard` is not cancelled any more. The call can be repeated.
+    pub async fn stop_within(&self, grace: Duration) {
+        self.soft.cancel();
+        tokio::select! {
+            biased;
+            () = self.wait() => self.hard.cancel(),
+            () = self.outlast(grace) => {
+                self.hard.cancel();
+                self.wait().await;
+            }
+        }
     }
 
     /// Waits until every spawned task has ended. After the hard stop it waits at most two seconds,
@@ -286,6 +313,21 @@ mod tests {
         shutdown.soft.cancel();
         waiting.await;
         assert!(task.is_finished());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stop_from_code_ends_with_the_last_task_and_becomes_hard_after_the_grace() {
+        for (takes, expected) in [(1, 1), (7_200, 5)] {
+            let shutdown = Shutdown::new();
+            let (hard, work) = (shutdown.hard.clone(), Duration::from_secs(takes));
+            let task = shutdown.spawn(
+                hard.run_until_cancelled_owned(async move { tokio::time::sleep(work).await }),
+            );
+            let begun = tokio::time::Instant::now();
+            shutdown.stop_within(Duration::from_secs(5)).await;
+            assert!(shutdown.soft.is_cancelled() && task.is_finished());
+            assert_eq!(begun.elapsed().as_secs(), expected);
+        }
     }
 
     #[tokio::test(start_paused = true)]

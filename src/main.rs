@@ -18,6 +18,7 @@ fn main() -> ExitCode {
     // The kernel clears transparent huge pages 2 MiB at a time, which delays requests when a burst
     // of connections needs memory. A private Redis inherits the setting; Redis recommends it too.
     // If the kernel refuses, requests only take longer.
+    #[cfg(target_os = "linux")]
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

@@ -22,7 +22,7 @@ pub use crate::admission::Class;
 use crate::clock::SharedClock;
 pub use crate::config::Scope;
 use crate::config::{Config, ConfigError, PipelineConfig};
-use crate::fanout::Interest;
+pub use crate::fanout::Interest;
 pub use crate::formats::{Change, Format};
 use crate::handler::{AnyHandler, Handler};
 use crate::id::PipelineName;
@@ -51,11 +51,13 @@ pub trait Product: Send + Sync + 'static {
     }
 
     /// Whether it stores documents in MongoDB.
+    #[doc(hidden)]
     fn needs_mongo(&self) -> bool {
         false
     }
 
     /// Whether it calls external HTTP servers.
+    #[doc(hidden)]
     fn calls_out(&self) -> bool {
         false
     }
@@ -81,6 +83,7 @@ pub trait Product: Send + Sync + 'static {
 
 /// Why a product does not open.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum OpenError {
     /// A service that it needs is missing. The instance runs without its pipeline, and logs the
     /// reason.
@@ -90,6 +93,7 @@ pub enum OpenError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// A file with request headers cannot be used. The instance does not start.
+    #[doc(hidden)]
     #[error(transparent)]
     Headers(#[from] HeadersError),
 }

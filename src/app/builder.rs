@@ -103,18 +103,17 @@ impl Builder {
     ///
     /// # Errors
     /// See [`AppError`]; nothing is left running, also after a panic of a product.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, or an [`App`] that never runs, private servers that were started go
+    /// on. The next instance with their `data_dir` uses them, and stops them at its end.
     pub async fn build(self) -> Result<App, AppError> {
         let mut private = Private::default();
         // Boxed: it is large, and callers hold it beside their own.
         let built = AssertUnwindSafe(Box::pin(self.build_with(&mut private))).catch_unwind().await;
         match built.unwrap_or(Err(AppError::Panicked)) {
             Ok(app) => Ok(App { private, ..app }),
-            Err(error) => {
-                if let Err(stop) = private.stop().await {
-                    warn!(error = %stop, "cannot stop a private server");
-                }
-                Err(error)
-            }
+            Err(error) => Err(private.stop_after(error).await),
         }
     }
 
@@ -122,7 +121,7 @@ impl Builder {
     async fn build_with(mut self, private: &mut Private) -> Result<App, AppError> {
         self.config.check()?;
         self.config.check_products(self.products.all().map(Product::pipeline))?;
-        metrics::install();
+        metrics::install()?;
         let outbound = self.outbound()?;
         let certificates = self.config.redis.certificates()?;
         let mongo = self.mongo(private).await?;
@@ -156,8 +155,9 @@ impl Builder {
         Box::pin(App::assemble(self, plans, target)).await
     }
 
-    /// The MongoDB at `mongodb.url`, or a private one beside a private Redis. With a shared Redis
-    /// there is no private MongoDB, because every process would keep separate counters.
+    /// The MongoDB at `mongodb.url`, or a private one beside a private Redis, if this machine has its
+    /// program. With a shared Redis there is no private MongoDB, because every process would keep
+    /// separate counters.
     async fn mongo(&self, private: &mut Private) -> Result<Result<Mongo, String>, AppError> {
         let config = &self.config;
         let database = &config.mongodb.database;
@@ -179,7 +179,9 @@ impl Builder {
                 let url = private.mongo.insert(started).url();
                 Ok(Ok(Mongo::open(url, database).await?))
             }
-            Err(error) => Ok(Err(error.to_string())),
+            Err(error) if error.lacks_program() => Ok(Err(error.to_string())),
+            // The next start may succeed. Until then the bus keeps the events.
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -372,10 +374,15 @@ impl Plan {
             .with_quotas(self.quotas.clone())
     }
 
+    /// The events of its types that it takes.
+    pub(super) fn interest(&self) -> Option<Arc<dyn fanout::Interest>> {
+        self.part.interest().map(|interest| fanout::guarded(&self.name, interest))
+    }
+
     pub(super) fn route(self, queue: Queue, places: Option<Places>) -> fanout::Route {
         fanout::Route {
             from_earliest: self.starts_earliest(),
-            interest: self.part.interest(),
+            interest: self.interest(),
             metrics: PipelineMetrics::new(&self.name),
             meter: self.meter,
             warned: OncePerMinute::default(),

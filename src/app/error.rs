@@ -6,6 +6,7 @@ use crate::expression::FilterError;
 use crate::formats::TooNew;
 use crate::http::{AuthError, BindError};
 use crate::id::{PipelineName, Prefix};
+use crate::metrics::RecorderTaken;
 use crate::mongo::client::MongoError;
 use crate::mongo::private::PrivateMongoError;
 use crate::outbound::OutboundSetupError;
@@ -15,6 +16,7 @@ use crate::redis::private::PrivateRedisError;
 
 /// Why a process cannot start.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum AppError {
     /// The configuration contradicts itself.
     #[error(transparent)]
@@ -147,7 +149,7 @@ pub enum AppError {
     /// No private Redis could be started.
     #[error(transparent)]
     PrivateRedis(#[from] PrivateRedisError),
-    /// The private MongoDB cannot be stopped.
+    /// The private MongoDB cannot be started or stopped.
     #[error(transparent)]
     PrivateMongo(#[from] PrivateMongoError),
     /// `redis.url` cannot be read.
@@ -168,6 +170,9 @@ pub enum AppError {
     /// A set of `callbacks.headers` cannot be used.
     #[error(transparent)]
     Headers(#[from] HeadersError),
+    /// The program has installed another recorder of metrics.
+    #[error(transparent)]
+    Recorder(#[from] RecorderTaken),
     /// A product or another part of the program panicked.
     #[error(
         "a part of the program panicked; the log above has the message and the place in the code"

@@ -17,8 +17,9 @@ use crate::queue::sample::Activity;
 const LOOK: Duration = Duration::from_millis(500);
 /// Interval of reading them.
 const EVERY: Duration = Duration::from_secs(2);
-/// Metrics that were scraped within this time are scraped again.
-const SCRAPED: Duration = Duration::from_secs(90);
+/// Metrics that were scraped within this time are scraped again. Prometheus forgets a series that it
+/// did not scrape for longer.
+const SCRAPED: Duration = Duration::from_secs(300);
 
 /// Reports the findings until the soft stop.
 pub(super) async fn watch(problems: Arc<Problems>, activity: Arc<Activity>, shutdown: Shutdown) {
@@ -60,5 +61,19 @@ pub(super) async fn watch(problems: Arc<Problems>, activity: Arc<Activity>, shut
     // After a reload, another instance of the process shows them, if they are still found.
     for (code, pipeline) in &shown {
         metrics::problem(code.as_str(), code.severity().as_str(), pipeline.as_ref(), false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_scrape_every_two_minutes_finds_what_was_read_meanwhile() {
+        drop(metrics::render());
+        advance(Duration::from_secs(120)).await;
+        assert!(metrics::was_scraped(SCRAPED));
     }
 }

@@ -31,13 +31,15 @@ mod sockets;
 mod start;
 mod supervise;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -64,6 +66,7 @@ use crate::handler::LogHandler;
 use crate::http::{Access, Ending, Health};
 use crate::id::PipelineName;
 use crate::lifecycle::Shutdown;
+use crate::metrics::Shown;
 use crate::mongo::private::PrivateMongo;
 use crate::mongo::watch;
 use crate::notifications::Notifications;
@@ -92,6 +95,11 @@ const LAST_ANSWERS: Duration = Duration::from_secs(2);
 const LAST_CALLS: Duration = Duration::from_secs(1);
 
 /// One instance of the service. Several may run in one process.
+///
+/// All instances of a process share its metrics. Counters add up. A gauge of the whole process, such
+/// as `fairlane_redis_up` or `fairlane_bus_pipelines`, has the value of the instance that set it last.
+/// A reload by [`serve()`] hides the pipelines of all other instances, and their MongoDB if the new one
+/// has none. The recorder of the metrics is that of [`metrics::install`](crate::metrics::install).
 pub struct App {
     site: Site,
     private: Private,
@@ -276,9 +284,10 @@ impl App {
         self.site.control.clone()
     }
 
-    /// The names of its pipelines.
-    pub(crate) fn pipelines(&self) -> BTreeSet<PipelineName> {
-        self.site.plans.iter().map(|plan| plan.name.clone()).collect()
+    /// What its metrics are about.
+    pub(crate) fn shown(&self) -> Shown {
+        let pipelines = self.site.plans.iter().map(|plan| plan.name.clone()).collect();
+        Shown { pipelines, mongodb: self.site.needs.mongo.is_ok() }
     }
 
     /// Copies of its open sockets.
@@ -293,6 +302,7 @@ impl App {
     }
 
     /// The Redis deployment.
+    #[doc(hidden)]
     #[must_use]
     pub fn target(&self) -> &Target {
         &self.site.target
@@ -311,29 +321,60 @@ impl App {
         self.site.services.get().cloned()
     }
 
-    /// Runs until `shutdown` stops it and all started work has ended.
+    /// Runs until `shutdown` stops it and all started work has ended. Each instance needs its own
+    /// [`Shutdown`]. To stop it with a grace period, call [`Shutdown::stop_within`], or let signals do
+    /// it: [`Shutdown::listen_for_signals`].
     ///
     /// # Errors
-    /// If the private Redis cannot be stopped, or MongoDB turns out to have data of a later version.
+    /// If a product panics while it starts, the private Redis cannot be stopped, or MongoDB turns out
+    /// to have data of a later version. The instance has stopped then, and `shutdown` is cancelled.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, `shutdown.soft` is cancelled: the HTTP servers end, no further event
+    /// is handled, and the tasks end in the background, see [`Shutdown::wait`]. Private servers go on.
+    /// The next instance with their `data_dir` uses them, and stops them at its end.
     pub async fn run(self, shutdown: Shutdown) -> Result<(), AppError> {
         Box::pin(self.run_telling(shutdown, None)).await
     }
 
     /// The same. Tells `ready` when the instance is ready for everything.
     pub(crate) async fn run_telling(
-        self,
+        mut self,
         shutdown: Shutdown,
         ready: Option<oneshot::Sender<()>>,
     ) -> Result<(), AppError> {
-        let Self { mut site, private, metrics_listener, http_listener, inherits, export } = self;
+        // Also if this future is dropped.
+        let _stops = shutdown.soft.clone().drop_guard();
+        let grace = self.site.config.shutdown_grace;
+        let mut private = std::mem::take(&mut self.private);
+        let running = Box::pin(self.run_on(&mut private, &shutdown, ready));
+        let ran = AssertUnwindSafe(running).catch_unwind().await;
+        match ran.unwrap_or(Err(AppError::Panicked)) {
+            Ok(()) => private.stop().await,
+            Err(error) => {
+                // Some of its tasks may have started.
+                shutdown.stop_within(grace).await;
+                Err(private.stop_after(error).await)
+            }
+        }
+    }
+
+    /// Runs on these private servers, and leaves no connection to them.
+    async fn run_on(
+        self,
+        private: &mut Private,
+        shutdown: &Shutdown,
+        ready: Option<oneshot::Sender<()>>,
+    ) -> Result<(), AppError> {
+        let Self { mut site, metrics_listener, http_listener, inherits, export, .. } = self;
         let exporting = export.start();
         // Health is served until the very end, so it has a separate stop signal.
         let stop = CancellationToken::new();
         // It stops after a panic too: another instance may serve the same socket.
         let _stops = stop.clone().drop_guard();
         let starts = Arc::new(Starts::default());
-        let mongodb = watch::begin(site.needs.mongo.clone().ok(), &shutdown);
-        let startup = site.place_pipelines(&starts, mongodb.clone(), &shutdown);
+        let mongodb = watch::begin(site.needs.mongo.clone().ok(), shutdown);
+        let startup = site.place_pipelines(&starts, mongodb.clone(), shutdown);
         site.announce(&metrics_listener, http_listener.as_ref().map(|(listener, _)| listener));
         // Separate links: when all connections of the others are waiting, Redis must not seem to be
         // unavailable. One is for `metrics.listen`, which has its own runtime. One is for HTTP,
@@ -371,7 +412,7 @@ impl App {
         let after = inherits.then(|| startup.clone());
         let observing =
             observe::spawn((metrics_listener, after), health(link()), handed, stop.clone())?;
-        site.start_pipelines(starts, mongodb.clone(), &shutdown);
+        site.start_pipelines(starts, mongodb.clone(), shutdown);
         // Not before: a product may panic while it starts.
         if let Some(ready) = ready {
             let startup = startup.clone();
@@ -380,9 +421,9 @@ impl App {
                 let _ = ready.send(());
             });
         }
-        site.show(startup, &shutdown);
+        site.show(startup, shutdown);
 
-        let private = private.supervised(&site, &shutdown).await;
+        private.supervise(&site, shutdown).await;
         shutdown.wait().await;
         stop.cancel();
         let ending = async {
@@ -390,17 +431,13 @@ impl App {
             tokio::join!(answers, exporting.end(), observing)
         };
         // Neither a client that stalls during a request nor a store that hangs may keep the process
-        // running: it ends within 5 s after the grace period.
+        // running: it ends within 6 s after the grace period.
         let _ = tokio::time::timeout(LAST_ANSWERS, ending).await;
         drop(servers);
         if let Ok(mongo) = site.needs.mongo.clone() {
             let _ = tokio::time::timeout(LAST_CALLS, mongo.close()).await;
         }
-        let refused = site.formats.refused();
-        // Our connections must be closed before the private servers are stopped.
-        drop(site);
-        private.stop().await?;
-        refused.map_or(Ok(()), Err)
+        site.formats.refused().map_or(Ok(()), Err)
     }
 }
 

@@ -11,7 +11,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use futures_util::FutureExt as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -66,6 +65,7 @@ struct Runner {
     shutdown: Shutdown,
     sockets: Sockets,
     control: Control,
+    /// Its `shutdown_grace`.
     grace: Duration,
 }
 
@@ -74,21 +74,21 @@ where
     L: Fn() -> Result<(Config, Vec<Effective>), ConfigError>,
     B: Fn(Config) -> Builder,
 {
-    /// Starts the first instance. `known` is from the time when `config` was loaded.
+    /// Starts the first instance. `known` is from the time when its configuration was loaded.
     ///
     /// # Errors
     /// If it cannot be built.
     pub(crate) async fn start(
-        (config, known): (Config, Known),
+        (first, known): (Builder, Known),
         (load, builder): (L, B),
         process: Shutdown,
         times: Times,
         reloads: Reloads,
     ) -> Result<Self, AppError> {
-        let (grace, is_private) = (config.shutdown_grace, config.redis.url.is_none());
-        let app = Box::pin(builder(config).reloads(reloads.clone()).build()).await?;
+        let is_private = first.config.redis.url.is_none();
+        let app = Box::pin(first.reloads(reloads.clone()).build()).await?;
         let mut running = JoinSet::new();
-        let (current, _) = run(app, &process, (0, grace), &mut running)?;
+        let (current, _) = run(app, &process, 0, &mut running)?;
         let looked = known.files.clone();
         Ok(Self {
             load,
@@ -169,8 +169,16 @@ where
     }
 
     async fn reload(&mut self) -> Answer {
-        let (config, settings) =
-            (self.load)().map_err(|error| ReloadError::Refused(error.to_string()))?;
+        let refused = |error: AppError| match error {
+            AppError::Panicked => ReloadError::Refused(PANICKED.to_owned()),
+            error => ReloadError::Refused(error.to_string()),
+        };
+        let (config, settings) = (self.load)().map_err(|error| refused(error.into()))?;
+        // The code of the program that embeds this one must not end the current instance.
+        let next = catch_unwind(AssertUnwindSafe(|| (self.builder)(config)))
+            .map_err(|_| refused(AppError::Panicked))?;
+        // That code may have changed what was loaded.
+        let config = &next.config;
         // An empty file, for example while it is being written, would otherwise start an empty Redis.
         let is_private = config.redis.url.is_none();
         if is_private && !self.is_private {
@@ -182,30 +190,23 @@ where
         let known = Known::new(settings);
         let only_admission = !changed.is_empty() && changed.iter().all(is_of_admission);
         if only_admission && known.files == self.known.files {
+            config.check().map_err(|error| refused(error.into()))?;
             // No other instance is needed, which matters during an overload.
             self.current.control.set_admission(config.admission);
             self.known = known;
             return Ok(Reloaded { changed });
         }
-        let times = (config.shutdown_delay, config.shutdown_grace);
-        let backlog = config.http.backlog;
-        let refused = |error: AppError| match error {
-            AppError::Panicked => ReloadError::Refused(PANICKED.to_owned()),
-            error => ReloadError::Refused(error.to_string()),
-        };
+        let (times, backlog) = (times(config), config.http.backlog);
         let sockets = self.current.sockets.copied().map_err(|error| refused(error.into()))?;
-        // The code of the program that embeds this one must not end the current instance.
-        let builder = catch_unwind(AssertUnwindSafe(|| (self.builder)(config)))
-            .map_err(|_| refused(AppError::Panicked))?;
-        let builder = builder.reloads(self.reloads.clone()).inheriting(sockets);
+        let next = next.reloads(self.reloads.clone()).inheriting(sockets);
         let app = tokio::select! {
             biased;
             () = self.process.soft.cancelled() => return Err(ReloadError::NotReady(STOPS.to_owned())),
-            app = Box::pin(builder.build()) => app.map_err(refused)?,
+            app = Box::pin(next.build()) => app.map_err(refused)?,
         };
-        let pipelines = app.pipelines();
-        let of = (self.current.number + 1, times.1);
-        let (next, ready) = run(app, &self.process, of, &mut self.running).map_err(refused)?;
+        let shown = app.shown();
+        let number = self.current.number + 1;
+        let (next, ready) = run(app, &self.process, number, &mut self.running).map_err(refused)?;
         let ready = ready_within(ready, &self.process).await;
         // Not before: both instances share the sockets, and a refused reload changes nothing.
         let ready = ready.and_then(|()| {
@@ -216,34 +217,31 @@ where
             return Err(ReloadError::NotReady(reason));
         }
         std::mem::replace(&mut self.current, next).retire(HANDOVER, &self.process);
-        metrics::show_only(pipelines);
+        metrics::show_only(shown);
         self.times.set(times);
         (self.known, self.is_private) = (known, is_private);
         Ok(Reloaded { changed })
     }
 }
 
-/// Runs an instance. The receiver is told when it is ready. A panic of the instance is its error.
+/// `shutdown_delay` and `shutdown_grace`.
+pub(super) fn times(config: &Config) -> (Duration, Duration) {
+    (config.shutdown_delay, config.shutdown_grace)
+}
+
+/// Runs an instance. The receiver is told when it is ready.
 fn run(
     app: App,
     process: &Shutdown,
-    (number, grace): (u64, Duration),
+    number: u64,
     running: &mut Running,
 ) -> Result<(Runner, oneshot::Receiver<()>), AppError> {
     let shutdown = process.of_an_instance();
     let (sockets, control) = (app.sockets()?, app.control());
+    let grace = app.site.config.shutdown_grace;
     let (tell, ready) = oneshot::channel();
-    let ran = app.run_telling(shutdown.clone(), Some(tell));
-    let of_instance = shutdown.clone();
-    running.spawn(process.tracker.track_future(async move {
-        let Ok(ran) = AssertUnwindSafe(Box::pin(ran)).catch_unwind().await else {
-            // What has started stops as at every stop.
-            of_instance.soft.cancel();
-            of_instance.wait().await;
-            return (number, Err(AppError::Panicked));
-        };
-        (number, ran)
-    }));
+    let ran = Box::pin(app.run_telling(shutdown.clone(), Some(tell)));
+    running.spawn(process.tracker.track_future(async move { (number, ran.await) }));
     Ok((Runner { number, shutdown, sockets, control, grace }, ready))
 }
 
@@ -271,13 +269,7 @@ impl Runner {
                 () = shutdown.soft.cancelled() => {}
                 () = tokio::time::sleep_until(over) => {}
             }
-            shutdown.soft.cancel();
-            tokio::select! {
-                biased;
-                () = shutdown.tracker.wait() => {}
-                () = tokio::time::sleep(grace) => {}
-            }
-            shutdown.hard.cancel();
+            shutdown.stop_within(grace).await;
         });
     }
 }

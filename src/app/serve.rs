@@ -1,66 +1,103 @@
 //! A whole process: signals, reloads, and the service manager.
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing::info;
+use std::sync::Arc;
 
-use super::relay::{Known, Relay};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::{info, warn};
+
+use super::relay::{self, Known, Relay};
 use super::{AppError, Builder, reach, service_manager};
-use crate::config::Config;
+use crate::config::{Config, ConfigError, Effective};
 use crate::lifecycle::{Shutdown, Times};
 use crate::reload::{self, Reloads};
 
 /// Runs a process until SIGTERM or SIGINT, as `fairlane serve` does.
 ///
-/// `builder` prepares the instance. It is called again for each reload, with the configuration that
-/// was loaded from the file of `config`: at SIGHUP, at `POST /v1/reload`, and when a file of tokens,
-/// secrets or certificates changes. The new instance then starts beside the old one, and both work
-/// for about 6 s. So handlers that count or cache share what they keep, for example in an `Arc`.
+/// `builder` prepares the instance. It may change every setting, and what it returns counts. It is
+/// called again for each reload: at SIGHUP, at `POST /v1/reload`, and when a file of tokens, secrets
+/// or certificates changes. The new instance then starts beside the old one, and both work for about
+/// 6 s. So handlers that count or cache share what they keep, for example in an `Arc`. If only
+/// `[admission]` has changed, the old instance goes on and takes just that from the result.
 /// A configuration that cannot be used changes nothing, and the log says why.
 ///
+/// A reload loads a `config` of [`Config::load`] again, from its file and the environment. So change
+/// settings in `builder`: a change before this call is lost at a reload. Any other `config` was made
+/// by the program, and `builder` gets the same one again. A reload then only reads the files that it
+/// names, and needs SIGHUP or `POST /v1/reload`.
+///
 /// At the start it waits up to 5 s for a Redis that is unavailable, up to 15 s for one that does not
-/// answer, and up to 60 s for one that loads its data.
+/// answer, and up to 60 s for one that loads its data. It waits without a limit for a private Redis that
+/// loads its data: a second signal or the end of `shutdown_grace` ends this wait.
 ///
 /// systemd is told when the process is ready and when it stops, if it started the process with
 /// `Type=notify`.
+///
+/// Only signals stop it. To stop from code, use [`App::run`](super::App::run). Its handlers of SIGTERM,
+/// SIGINT and SIGHUP stay after it has returned: these signals do not end the process any more.
 ///
 /// # Errors
 /// If the file of `config` can no longer be read, the first instance cannot be built, or the current
 /// one fails.
 ///
 /// # Panics
-/// Outside a tokio runtime.
+/// Outside a tokio runtime, or if the first call of `builder` panics.
+///
+/// # Cancel safety
+/// If the future is dropped, all instances stop as at the end of a dropped
+/// [`App::run`](super::App::run), within `shutdown_grace`.
 pub async fn serve<B>(config: Config, builder: B) -> Result<(), AppError>
 where
     B: Fn(Config) -> Builder,
 {
-    let times = Times::new((config.shutdown_delay, config.shutdown_grace));
+    let times = Times::new(relay::times(&config));
     let process = Shutdown::new();
+    // Also if this future is dropped.
+    let _stops = process.soft.clone().drop_guard();
     process.listen_with(&times).map_err(AppError::Signals)?;
     // Registered before anything is started, so that an early signal does not end the process.
     let hangups = signal(SignalKind::hangup()).map_err(AppError::Signals)?;
-    let file = config.file.clone();
     // Before the wait for Redis: an edit during the wait is a change.
-    let settings = Config::effective(file.as_deref());
-    // Without a file, the program made the configuration itself.
-    let known = Known::new(if file.is_some() { settings? } else { settings.unwrap_or_default() });
-    let load = move || Ok((Config::load(file.as_deref())?, Config::effective(file.as_deref())?));
+    let known = Known::new(settings(&config)?);
+    let loaded = Arc::new(config.clone());
+    let load = move || {
+        let config = again(&loaded)?;
+        let settings = settings(&config)?;
+        Ok((config, settings))
+    };
+    let first = builder(config);
+    times.set(relay::times(&first.config));
     let (reloads, requests) = reload::channel();
     process.spawn(hang_ups(hangups, reloads.clone(), process.clone()));
     tokio::select! {
         biased;
         () = process.soft.cancelled() => return Ok(()),
-        reached = reach::redis(&config) => reached?,
+        reached = reach::redis(&first.config) => reached?,
     }
-    let has_private = config.redis.url.is_none();
-    let relay = Relay::start((config, known), (load, builder), process.clone(), times, reloads);
+    let has_private = first.config.redis.url.is_none();
+    let relay = Relay::start((first, known), (load, builder), process.clone(), times, reloads);
     let relay = tokio::select! {
         biased;
         // Private servers are stopped by the instance that started them.
         () = process.soft.cancelled(), if !has_private => return Ok(()),
+        // A private Redis may load its data for long.
+        () = process.hard.cancelled() => {
+            warn!("stopped during the start: private servers that it started go on, and the next start uses them");
+            return Ok(());
+        }
         relay = Box::pin(relay) => relay?,
     };
     service_manager::report(&process);
     Box::pin(relay.serve(requests)).await
+}
+
+/// The configuration for a reload: one that the program made itself is the same again.
+fn again(first: &Config) -> Result<Config, ConfigError> {
+    if first.is_loaded { Config::load(first.file.as_deref()) } else { Ok(first.clone()) }
+}
+
+/// The settings in force of a configuration that was loaded, to notice their changes.
+fn settings(config: &Config) -> Result<Vec<Effective>, ConfigError> {
+    if config.is_loaded { Config::effective(config.file.as_deref()) } else { Ok(Vec::new()) }
 }
 
 /// Reloads at every SIGHUP. The outcome is logged.

@@ -111,7 +111,7 @@ impl Site {
         if !self.roles.work && !self.roles.ingest {
             return Vec::new();
         }
-        let interest = |plan: &super::Plan| Some((plan.name.clone(), plan.part.interest()?));
+        let interest = |plan: &super::Plan| Some((plan.name.clone(), plan.interest()?));
         self.plans.iter().filter_map(interest).collect()
     }
 
@@ -166,6 +166,7 @@ impl Site {
             searches: LargeReads::searches(),
             large_reads: LargeReads::lists(),
             checks: LargeReads::checks(),
+            trials: LargeReads::trials(),
         }
     }
 
@@ -241,8 +242,7 @@ impl Site {
                 let board = DueBoard::new(queue.shard_count());
                 ears.push(Box::new(DueEar(Arc::clone(&board))));
                 let queue = queue.over(Arc::clone(&links.due));
-                let clock = Arc::clone(clock);
-                shutdown.spawn(schedule::run(queue, board, clock, shutdown.clone()));
+                shutdown.spawn(schedule::run(queue, board, shutdown.clone()));
             }
             plan.part.start(&seat);
             ears.extend(plan.part.listener(&seat));

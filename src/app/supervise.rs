@@ -19,15 +19,14 @@ const SUPERVISE: Duration = Duration::from_secs(2);
 
 impl Private {
     /// Supervises the servers until the soft stop.
-    pub(super) async fn supervised(self, site: &Site, shutdown: &Shutdown) -> Self {
+    pub(super) async fn supervise(&mut self, site: &Site, shutdown: &Shutdown) {
         // Not pooled: Redis is not dead when operators use all pooled connections.
         let (config, link) = (&site.config, &site.links.prompt);
-        let redis = self.redis.map(|private| redis(private, config, link, shutdown));
-        let mongo = self.mongo.zip(site.needs.mongo.clone().ok());
+        let redis = self.redis.as_mut().map(|private| redis(private, config, link, shutdown));
+        let mongo = self.mongo.as_mut().zip(site.needs.mongo.clone().ok());
         let mongo = mongo.map(|(private, store)| mongo_server(private, config, store, shutdown));
         let (redis, mongo) = (OptionFuture::from(redis), OptionFuture::from(mongo));
-        let (redis, mongo, ()) = join3(redis, mongo, shutdown.soft.cancelled()).await;
-        Self { redis, mongo }
+        join3(redis, mongo, shutdown.soft.cancelled()).await;
     }
 
     /// Stops the servers that no other process uses: also the second one if the first one cannot be
@@ -49,25 +48,28 @@ impl Private {
         mongo?;
         Ok(())
     }
+
+    /// The same after a failure, which matters more than one of the stop.
+    pub(super) async fn stop_after(self, failure: AppError) -> AppError {
+        if let Err(error) = self.stop().await {
+            warn!(%error, "cannot stop a private server");
+        }
+        failure
+    }
 }
 
-/// Restarts the private Redis when it dies, until the soft stop. Returns the running one.
-async fn redis(
-    mut private: PrivateRedis,
-    config: &Config,
-    link: &Link,
-    shutdown: &Shutdown,
-) -> PrivateRedis {
+/// Restarts the private Redis when it dies, until the soft stop.
+async fn redis(private: &mut PrivateRedis, config: &Config, link: &Link, shutdown: &Shutdown) {
     let outage = Outage::new(Duration::ZERO);
     loop {
         tokio::select! {
             biased;
-            () = shutdown.soft.cancelled() => return private,
+            () = shutdown.soft.cancelled() => return,
             () = tokio::time::sleep(SUPERVISE) => {}
         }
         let answers = tokio::select! {
             biased;
-            () = shutdown.soft.cancelled() => return private,
+            () = shutdown.soft.cancelled() => return,
             answer = link.command("PING", redis::cmd("PING")) => answer.is_ok(),
         };
         if answers {
@@ -83,9 +85,9 @@ async fn redis(
         }
         tokio::select! {
             biased;
-            () = shutdown.soft.cancelled() => return private,
+            () = shutdown.soft.cancelled() => return,
             started = PrivateRedis::start(&config.data_dir) => match started {
-                Ok(again) => private = again,
+                Ok(again) => *private = again,
                 Err(error) if suppressed.is_some() => warn!(%error, "cannot start the private Redis"),
                 Err(error) => debug!(%error, "cannot start the private Redis"),
             },
@@ -93,18 +95,18 @@ async fn redis(
     }
 }
 
-/// Restarts the private MongoDB when it dies, until the soft stop. Returns the running one.
+/// Restarts the private MongoDB when it dies, until the soft stop.
 async fn mongo_server(
-    mut private: PrivateMongo,
+    private: &mut PrivateMongo,
     config: &Config,
     mongo: Mongo,
     shutdown: &Shutdown,
-) -> PrivateMongo {
+) {
     let outage = Outage::new(Duration::ZERO);
     loop {
         let answers = tokio::select! {
             biased;
-            () = shutdown.soft.cancelled() => return private,
+            () = shutdown.soft.cancelled() => return,
             answer = async {
                 tokio::time::sleep(SUPERVISE).await;
                 mongo.ping().await
@@ -124,14 +126,14 @@ async fn mongo_server(
         let starting = PrivateMongo::start(&config.data_dir, config.mongodb.program.as_deref());
         tokio::select! {
             biased;
-            () = shutdown.soft.cancelled() => return private,
+            () = shutdown.soft.cancelled() => return,
             started = starting => match started {
                 // Our connections would never find a server at another address.
                 Ok(again) if again.url().expose() != private.url().expose() => {
                     error!("the port of the private MongoDB is taken: restart this process");
-                    private = again;
+                    *private = again;
                 }
-                Ok(again) => private = again,
+                Ok(again) => *private = again,
                 Err(error) if suppressed.is_some() => {
                     warn!(%error, "cannot start the private MongoDB");
                 }

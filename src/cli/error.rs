@@ -91,7 +91,7 @@ pub enum CliError {
     )]
     NoEvent,
     /// The notification does not exist.
-    #[error("there is no such notification; it is kept for 7 days after its end")]
+    #[error("there is no such notification; it is kept for up to 7 days after its end")]
     NoNotification,
     /// The notification cannot be changed any more.
     #[error("the notification is {0}; only a scheduled or waiting one can be changed")]
@@ -430,6 +430,7 @@ fn of_app(error: &AppError) -> Exit {
         | AppError::Route { .. }
         | AppError::Outbound(_)
         | AppError::SigningKey { .. }
+        | AppError::Recorder(_)
         | AppError::Panicked => Exit::Failed,
         AppError::Config(_)
         | AppError::Bus { .. }

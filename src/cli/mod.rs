@@ -171,7 +171,7 @@ impl Cli {
             Command::Bots(args) => bots::bots(load()?, args).await,
             Command::Bus(args) => Box::pin(bus::bus(load()?, args)).await,
             Command::Events(args) => Box::pin(events::events(load()?, args)).await,
-            Command::Replay(args) => replay::replay(load()?, args).await,
+            Command::Replay(args) => Box::pin(replay::replay(load()?, args)).await,
             Command::Dead(args) => dead::dead(load()?, args).await,
             Command::Audit(args) => audit::audit(load()?, args).await,
             Command::Notifications(args) => notifications::notifications(load()?, args).await,

@@ -82,6 +82,7 @@ pub(super) fn explain(error: &RedisError) -> (&'static str, &'static str) {
                 "connect its replicas, or lower redis.wait_replicas",
             );
         }
+        RedisError::Partly(source) => return explain(source),
         RedisError::Refused { message, .. } => message.as_str(),
         _ => "",
     };

@@ -64,7 +64,7 @@ impl Session {
         config: Config,
         act: impl AsyncFnOnce(&Self) -> Result<T, CliError>,
     ) -> Result<T, CliError> {
-        // A private Redis that is frozen or loads its data would hold up the command for a minute.
+        // A private Redis that is frozen or loads its data would hold up the command for long.
         let Ok(redis) = tokio::time::timeout(limit, Redis::open(&config)).await else {
             let (dir, seconds) = (config.data_dir, limit.as_secs());
             return Err(CliError::PrivateSilent { dir, seconds });

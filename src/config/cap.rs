@@ -14,6 +14,7 @@ pub struct Cap {
 
 /// A text that is no cap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum CapError {
     /// Not of the form.
     #[error("write NUMBER/TIME, such as \"10/day\", \"3/1h\" or \"100/7d\"")]

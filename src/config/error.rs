@@ -7,6 +7,7 @@ use std::path::PathBuf;
 /// Why Fairlane refuses a configuration. Each text is complete: the location, the key, the problem
 /// and the remedy. It never contains a value that may be secret.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("{}: the configuration cannot be read: {source}", path.display())]

@@ -68,6 +68,8 @@ const TABLES: [(&str, &str); 5] = [
 pub struct Config {
     /// The file it was read from, if any.
     pub file: Option<PathBuf>,
+    /// Whether [`Self::load`] made it, so that it can be loaded again.
+    pub(crate) is_loaded: bool,
     /// Directory for the files of a private Redis and a private MongoDB.
     pub data_dir: PathBuf,
     /// Time that running slices get after the first signal. 1 ms to 1 h.

@@ -23,6 +23,7 @@ pub struct InvalidEntry {
 
 /// Why an entry is not an event.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum EntryError {
     /// It has neither of the two fields.
     #[error("the entry has no field `event` (JSON) or `msgpack` (MessagePack)")]

@@ -6,6 +6,7 @@
 //! only when it is read.
 
 mod attributes;
+mod builder;
 pub mod entry;
 mod glimpse;
 mod wire;
@@ -21,6 +22,7 @@ use serde_json::value::RawValue;
 
 pub(crate) use self::attributes::Attributes;
 use self::attributes::{ESCAPE_BYTES, check_size_as_json};
+pub use self::builder::EventBuilder;
 pub use self::glimpse::Glimpse;
 use self::wire::{Fields, Wire};
 use crate::id::{BotId, IdError, Sequence};
@@ -39,6 +41,7 @@ pub const RECORD_VERSION: u8 = 1;
 
 /// Why bytes are not an event.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum EventError {
     /// Larger than [`EVENT_MAX_BYTES`].
     #[error("the event has {bytes} bytes; at most {EVENT_MAX_BYTES} are allowed")]
@@ -127,16 +130,7 @@ impl Event {
     /// Starts a new event with a fresh UUID v7 as `id` and `fairlane` as `source`.
     #[must_use]
     pub fn builder(kind: impl Into<String>, bot: &BotId) -> EventBuilder {
-        EventBuilder {
-            fields: Fields {
-                id: Some(uuid::Uuid::now_v7().to_string()),
-                source: Some("fairlane".to_owned()),
-                kind: Some(kind.into()),
-                specversion: Some("1.0".to_owned()),
-                botid: Some(bot.as_str().to_owned()),
-                ..Fields::default()
-            },
-        }
+        EventBuilder::new(kind.into(), bot)
     }
 
     /// Reads a structured CloudEvent in JSON.
@@ -412,73 +406,6 @@ impl Serialize for Event {
             map.serialize_entry("data", data)?;
         }
         map.end()
-    }
-}
-
-/// Builds an [`Event`] in code. [`EventBuilder::build`] checks the bounds.
-#[derive(Debug)]
-pub struct EventBuilder {
-    fields: Fields,
-}
-
-impl EventBuilder {
-    /// Replaces the generated id.
-    #[must_use]
-    pub fn id(mut self, id: impl Into<String>) -> Self {
-        self.fields.id = Some(id.into());
-        self
-    }
-
-    /// Replaces the source.
-    #[must_use]
-    pub fn source(mut self, source: impl Into<String>) -> Self {
-        self.fields.source = Some(source.into());
-        self
-    }
-
-    /// Sets the subscriber.
-    #[must_use]
-    pub fn subject(mut self, subject: impl Into<String>) -> Self {
-        self.fields.subject = Some(subject.into());
-        self
-    }
-
-    /// Sets the time of the event.
-    #[must_use]
-    pub fn time(mut self, time: Timestamp) -> Self {
-        self.fields.time = Some(time.to_string());
-        self
-    }
-
-    /// Sets the time after which the event need not be handled.
-    #[must_use]
-    pub fn expirytime(mut self, time: Timestamp) -> Self {
-        self.fields.expirytime = Some(time.to_string());
-        self
-    }
-
-    /// The payload.
-    ///
-    /// # Errors
-    /// If the value cannot be written as JSON.
-    pub fn data(mut self, data: &impl Serialize) -> Result<Self, serde_json::Error> {
-        self.fields.data = Some(serde_json::value::to_raw_value(data)?);
-        Ok(self)
-    }
-
-    /// An extension attribute.
-    #[must_use]
-    pub fn extension(mut self, name: impl Into<String>, value: serde_json::Value) -> Self {
-        self.fields.extensions.insert(name.into(), value);
-        self
-    }
-
-    /// Checks every bound.
-    ///
-    /// # Errors
-    /// If an attribute exceeds a bound.
-    pub fn build(self) -> Result<Event, EventError> {
-        self.fields.into_event()
     }
 }
 

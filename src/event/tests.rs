@@ -85,6 +85,23 @@ fn a_malformed_event_is_refused_with_the_attribute_and_the_remedy() {
     assert_eq!(Event::from_msgpack(b"\xc1").unwrap_err().label(), "msgpack");
 }
 
+#[test]
+fn a_built_event_has_each_attribute_once_and_is_not_too_large() {
+    let bot = BotId::parse("b").unwrap();
+    let core = "specversion id source type botid subject time expirytime data";
+    for name in core.split(' ') {
+        let error = Event::builder("t", &bot).extension(name, "x".into()).build().unwrap_err();
+        assert_eq!(error.attribute().as_deref(), Some(name), "{error}");
+    }
+    let large = "x".repeat(EVENT_MAX_BYTES);
+    for builder in [
+        Event::builder("t", &bot).data(&large).unwrap(),
+        Event::builder("t", &bot).extension("x", large.clone().into()),
+    ] {
+        assert_eq!(builder.build().unwrap_err().label(), "size");
+    }
+}
+
 /// What is accepted can be stored, read back and sent to a receiver in any language.
 #[test]
 fn nesting_is_bounded_in_every_form() {
@@ -161,7 +178,54 @@ fn a_stored_record_of_version_1_is_still_read() {
     assert_eq!((event.subject(), event.data()), (Some("u7"), Some(r#"{"tag":"vip"}"#)));
 }
 
+/// A value of JSON. Some are about as large as an event may be.
+fn value() -> impl Strategy<Value = serde_json::Value> {
+    let leaf = prop_oneof![
+        any::<i64>().prop_map(serde_json::Value::from),
+        any::<bool>().prop_map(serde_json::Value::from),
+        Just(serde_json::Value::Null),
+        "\\PC{0,20}".prop_map(serde_json::Value::from),
+    ];
+    let list = proptest::collection::vec(leaf.clone(), 0..3).prop_map(serde_json::Value::from);
+    // A control character takes six bytes.
+    let large = (EVENT_MAX_BYTES / 6 - 50..EVENT_MAX_BYTES / 6)
+        .prop_map(|length| serde_json::Value::from("\u{1}".repeat(length)));
+    prop_oneof![20 => leaf, 10 => list, 1 => large]
+}
+
 proptest! {
+    #[test]
+    fn every_built_event_is_read_back_from_its_json(
+        kind in "\\PC{0,9}",
+        id in "\\PC{1,9}",
+        subject in proptest::option::of("\\PC{0,9}"),
+        expirytime in proptest::option::of(any::<i32>()),
+        data in proptest::option::of(value()),
+        extensions in proptest::collection::vec(
+            (prop_oneof!["[a-z]{1,3}", Just("botid".to_owned()), Just("data".to_owned())], value()),
+            0..3,
+        ),
+    ) {
+        let mut builder = Event::builder(kind, &BotId::parse("b").unwrap()).id(id);
+        if let Some(subject) = subject {
+            builder = builder.subject(subject);
+        }
+        if let Some(seconds) = expirytime {
+            builder = builder.expirytime(Timestamp::from_second(seconds.into()).unwrap());
+        }
+        if let Some(data) = data {
+            builder = builder.data(&data).unwrap();
+        }
+        for (name, value) in extensions {
+            builder = builder.extension(name, value);
+        }
+        if let Ok(event) = builder.build() {
+            let json = serde_json::to_string(&event).unwrap();
+            let read = Event::from_json(json.as_bytes()).unwrap();
+            prop_assert_eq!(serde_json::to_string(&read).unwrap(), json);
+        }
+    }
+
     #[test]
     fn no_bytes_make_a_decoder_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let bot = BotId::parse("b").unwrap();

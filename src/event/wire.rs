@@ -77,6 +77,11 @@ impl Fields {
     }
 }
 
+/// Whether an attribute of this name is not an extension.
+pub(super) fn is_core(name: &str) -> bool {
+    name == "data" || Fields::default().slot(name).is_some()
+}
+
 pub(super) fn check_count(extensions: usize) -> Result<(), EventError> {
     if extensions <= EXTENSIONS_MAX {
         return Ok(());

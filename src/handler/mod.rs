@@ -69,6 +69,20 @@ pub struct Slice {
     pub(crate) trace: Option<Arc<SliceTrace>>,
 }
 
+impl Slice {
+    /// A slice for a test of a handler.
+    #[must_use]
+    pub fn new(
+        bot: BotId,
+        fence: Fence,
+        attempt: u32,
+        deadline: Instant,
+        events: Vec<Delivery>,
+    ) -> Self {
+        Self { bot, fence, attempt, deadline, events, trace: None }
+    }
+}
+
 /// Minimum time before a handler that settled nothing is asked again: less would be a busy loop.
 const REST_MIN: Duration = Duration::from_millis(20);
 
@@ -89,6 +103,7 @@ pub struct Outcomes {
 
 /// The outcome of a settled event that is not done.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Outcome {
     /// The event becomes a dead letter, with this reason.
     Dead(String),
@@ -148,10 +163,23 @@ impl Outcomes {
         self.exceptions.push((index, Outcome::Later(delay)));
         self
     }
+
+    /// Number of events from the start that are settled; `None`: all.
+    #[must_use]
+    pub fn settled(&self) -> Option<usize> {
+        self.settled
+    }
+
+    /// The settled events that are not done: their indexes, and what becomes of them.
+    #[must_use]
+    pub fn exceptions(&self) -> &[(usize, Outcome)] {
+        &self.exceptions
+    }
 }
 
 /// Whether a retry can help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FailureKind {
     /// Retried in order with backoff; counts as an attempt.
     Transient,
@@ -203,6 +231,24 @@ impl Failure {
     pub fn retry_after(mut self, delay: Duration) -> Self {
         self.retry_after = Some(delay);
         self
+    }
+
+    /// Whether a retry can help.
+    #[must_use]
+    pub fn kind(&self) -> FailureKind {
+        self.kind
+    }
+
+    /// The index of the event that failed. `None`: it is unknown which one.
+    #[must_use]
+    pub fn at(&self) -> Option<usize> {
+        self.at
+    }
+
+    /// Why it failed.
+    #[must_use]
+    pub fn reason(&self) -> &str {
+        &self.reason
     }
 
     pub(crate) fn is_unavailable(&self) -> bool {
@@ -273,9 +319,9 @@ pub trait Handler: Send + Sync + 'static {
     }
 
     /// Called after the completion of a slice is confirmed: its first `settled` events have left the
-    /// queue. Such an event may come again after [`Outcomes::later`], after a redrive, or if Redis
-    /// loses its last writes. Not called if the answer to the completion stays unknown. Must return
-    /// quickly.
+    /// queue, which may be none. Such an event may come again after [`Outcomes::later`], after a redrive,
+    /// or if Redis loses its last writes. Not called if the answer to the completion stays unknown. Must
+    /// return quickly. A panic is logged, and changes nothing: the completion is done.
     fn committed(&self, slice: &Slice, settled: usize) {
         let _ = (slice, settled);
     }

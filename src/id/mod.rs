@@ -28,6 +28,7 @@ pub const RULE_ID_MAX_BYTES: usize = 64;
 
 /// Why a text is not an identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum IdError {
     /// The text is empty.
     #[error("{what} is empty")]

@@ -62,7 +62,9 @@ impl fmt::Display for Shard {
 pub struct Fence(u64);
 
 impl Fence {
-    pub(crate) fn new(number: u64) -> Self {
+    /// The fence with this number. Fairlane makes the fences of leases; others are for tests of handlers.
+    #[must_use]
+    pub fn new(number: u64) -> Self {
         Self(number)
     }
 

@@ -9,12 +9,13 @@
 mod removed;
 
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio::time::Instant;
 
-pub(crate) use self::removed::show_only;
+pub(crate) use self::removed::{Shown, show_only};
 use crate::id::PipelineName;
 use crate::quotas;
 
@@ -68,7 +69,7 @@ table! {
     BOTS_THROTTLED "bots_throttled" Gauge "Bots whose events wait because of their rate";
     BOTS_SET_ASIDE "bots_with_lanes_set_aside" Gauge "Bots with lanes that are set aside after a failure (order_by)";
     RATE_TOKENS "rate_tokens_total" Counter "Tokens that bots with a rate took: one for each event given to the handler";
-    QUEUE_OLDEST_AGE "queue_oldest_age_seconds" Gauge "Age of the oldest queued event of a bot that is not paused, less linger: how late its pipeline is";
+    QUEUE_OLDEST_AGE "queue_oldest_age_seconds" Gauge "Age of the oldest queued event of a bot that is neither paused nor throttled, less linger: how late its pipeline is";
     QUEUE_DROPPED "queue_dropped_total" Counter "Events dropped because the queue of their bot was full (on_overflow = drop_new)";
     DEAD_LETTERS "dead_letters" Gauge "Dead letters kept";
     DEAD_LETTERS_REMOVED "dead_letters_removed_total" Counter "Dead letters removed because there were too many or they were too old";
@@ -137,47 +138,56 @@ const SECONDS: &[f64] = &[
 ];
 const COUNTS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1_000.0, 5_000.0];
 
-static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
+/// `None`: the program has installed another recorder.
+static RECORDER: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
 
-/// Installs the recorder of this process, once, and describes every metric.
+/// The program has installed another recorder of metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "this program has installed another recorder of the crate `metrics`, so Fairlane's metrics would be lost; call fairlane::metrics::install() instead: /metrics then also shows what the program records with that crate"
+)]
+pub struct RecorderTaken;
+
+/// Installs the recorder of this process, once, and describes every metric. Building an instance
+/// does it too. A program that records metrics earlier calls it first, and installs no other one.
 ///
-/// # Panics
-/// If another recorder is already installed in this process: no metric of Fairlane would be
-/// visible.
-pub fn install() -> &'static PrometheusHandle {
-    RECORDER.get_or_init(|| {
-        let mut builder = PrometheusBuilder::new();
-        for metric in METRICS {
-            let buckets = match metric.kind {
-                Kind::Counter | Kind::Gauge => continue,
-                Kind::Seconds => SECONDS,
-                Kind::Count => COUNTS,
-            };
-            builder = builder
-                .set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), buckets)
-                .expect("the bucket lists above are not empty");
+/// # Errors
+/// If another recorder is already installed in this process.
+pub fn install() -> Result<&'static PrometheusHandle, RecorderTaken> {
+    RECORDER.get_or_init(recorder).as_ref().ok_or(RecorderTaken)
+}
+
+/// Installs the recorder. `None`: there is another one.
+fn recorder() -> Option<PrometheusHandle> {
+    let mut builder = PrometheusBuilder::new();
+    for metric in METRICS {
+        let buckets = match metric.kind {
+            Kind::Counter | Kind::Gauge => continue,
+            Kind::Seconds => SECONDS,
+            Kind::Count => COUNTS,
+        };
+        builder = builder
+            .set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), buckets)
+            .expect("the bucket lists above are not empty");
+    }
+    let handle = builder.install_recorder().ok()?;
+    for metric in METRICS {
+        match metric.kind {
+            Kind::Counter => metrics::describe_counter!(metric.name, metric.help),
+            Kind::Gauge => metrics::describe_gauge!(metric.name, metric.help),
+            Kind::Seconds => metrics::describe_histogram!(metric.name, Unit::Seconds, metric.help),
+            Kind::Count => metrics::describe_histogram!(metric.name, metric.help),
         }
-        let handle = builder.install_recorder().expect("this is the only recorder of the process");
-        for metric in METRICS {
-            match metric.kind {
-                Kind::Counter => metrics::describe_counter!(metric.name, metric.help),
-                Kind::Gauge => metrics::describe_gauge!(metric.name, metric.help),
-                Kind::Seconds => {
-                    metrics::describe_histogram!(metric.name, Unit::Seconds, metric.help);
-                }
-                Kind::Count => metrics::describe_histogram!(metric.name, metric.help),
-            }
-        }
-        metrics_process::Collector::default().describe();
-        let commit = option_env!("FAIRLANE_COMMIT").unwrap_or("unknown");
-        gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION"), "commit" => commit).set(1.0);
-        gauge!(REDIS_UP).set(0.0);
-        counter!(REDIS_UNCONFIRMED).absolute(0);
-        for name in quotas::NAMES {
-            counter!(QUOTA_REFUSED, "quota" => name).absolute(0);
-        }
-        handle
-    })
+    }
+    metrics_process::Collector::default().describe();
+    let commit = option_env!("FAIRLANE_COMMIT").unwrap_or("unknown");
+    gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION"), "commit" => commit).set(1.0);
+    gauge!(REDIS_UP).set(0.0);
+    counter!(REDIS_UNCONFIRMED).absolute(0);
+    for name in quotas::NAMES {
+        counter!(QUOTA_REFUSED, "quota" => name).absolute(0);
+    }
+    Some(handle)
 }
 
 /// When the metrics were scraped last.
@@ -201,18 +211,20 @@ pub(crate) fn problem(
     gauge.set(if exists { 1.0 } else { 0.0 });
 }
 
-/// The exposition text of this process.
+/// The exposition text of this process. Empty if the program has installed another recorder.
 #[must_use]
 pub fn render() -> String {
     *SCRAPED.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     metrics_process::Collector::default().collect();
-    removed::left_out(install().render())
+    removed::left_out(install().map(PrometheusHandle::render).unwrap_or_default())
 }
 
 /// Moves the observations into the buckets. Call it every few seconds, so that memory stays bounded
 /// even without scrapes.
 pub fn upkeep() {
-    install().run_upkeep();
+    if let Ok(handle) = install() {
+        handle.run_upkeep();
+    }
 }
 
 /// Round trip of a script.

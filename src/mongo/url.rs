@@ -7,6 +7,7 @@ use mongodb::options::{ConnectionString, HostInfo, ServerAddress};
 
 /// Why a text is not the address of a MongoDB deployment. Never quotes the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum MongoUrlError {
     /// The scheme is missing or unknown.
     #[error("does not start with a known scheme; {REMEDY}")]

@@ -1,6 +1,7 @@
 //! Servers and instances that the demo and the load tools start for themselves, in a directory that
 //! they remove at the end.
 
+mod directory;
 mod server;
 
 use std::net::SocketAddr;
@@ -79,9 +80,7 @@ impl Rig {
     /// # Errors
     /// If the directory or the server cannot be used.
     pub async fn start() -> Result<Self, SandboxError> {
-        let name = format!("fairlane-{}", uuid::Uuid::now_v7().simple());
-        let directory = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&directory)?;
+        let directory = directory::create()?;
         let redis = PrivateRedis::start(&directory).await?;
         let url = redis.url().clone();
         let target = Target::new(url.expose())?;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use self::fields::{JsonLines, fields};
 pub(crate) use self::fields::{harmless, harmless_json};
 use tokio::time::Instant;
-use tracing::level_filters::LevelFilter;
+pub use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::FromEnvError;
 
@@ -27,6 +27,7 @@ pub enum LogFormat {
 
 /// Why logging cannot be set up.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TelemetryError {
     /// `RUST_LOG` is not valid.
     #[error(
@@ -204,7 +205,8 @@ impl Outage {
     }
 }
 
-/// Sets up logging for the whole process. `RUST_LOG` overrides `level`.
+/// Sets up logging for the whole process, as `fairlane` does. `RUST_LOG` overrides `level`. A program
+/// without this call logs nothing, unless it installs a subscriber of `tracing` itself.
 ///
 /// # Errors
 /// If `RUST_LOG` is not valid, or logging was already set up.

@@ -62,7 +62,8 @@ impl Config {
     /// other.
     pub fn load(explicit: Option<&Path>) -> Result<Self, ConfigError> {
         let (file, variables) = sources(explicit)?;
-        Self::load_with(file.as_deref(), variables.into_iter())
+        let config = Self::load_with(file.as_deref(), variables.into_iter())?;
+        Ok(Self { is_loaded: true, ..config })
     }
 
     /// The settings that [`Self::load`] uses, each with its origin, in the order of their keys.
@@ -238,6 +239,7 @@ fn build(layers: &Layers) -> Result<Config, ConfigError> {
     let prefix = Prefix::parse(prefix).map_err(|error| top.invalid("redis.prefix", error))?;
     let config = Config {
         file: None,
+        is_loaded: false,
         data_dir: PathBuf::from(top.text("data_dir")),
         shutdown_grace,
         shutdown_delay: top.duration("shutdown_delay")?,

@@ -247,13 +247,38 @@ impl Mongo {
         &self,
         collection: &str,
         filter: Document,
-        mut options: FindOptions,
+        options: FindOptions,
         within: Duration,
     ) -> Result<Vec<RawDocumentBuf>, MongoError> {
+        let (found, _) = self.find_up_to(collection, filter, options, within, usize::MAX).await?;
+        Ok(found)
+    }
+
+    /// The same, but stops after the document with which they have more than `bytes`. Returns also
+    /// how many bytes they have.
+    pub(crate) async fn find_up_to(
+        &self,
+        collection: &str,
+        filter: Document,
+        mut options: FindOptions,
+        within: Duration,
+        bytes: usize,
+    ) -> Result<(Vec<RawDocumentBuf>, usize), MongoError> {
         options.max_time = Some(within);
-        let collection = self.client.database(&self.database).collection(collection);
+        let database = self.client.database(&self.database);
+        let collection = database.collection::<RawDocumentBuf>(collection);
         let find = collection.find(filter).with_options(options);
-        self.answer_within("find", within, async { find.await?.try_collect().await }).await
+        self.answer_within("find", within, async {
+            let (mut cursor, mut found, mut sum) = (find.await?, Vec::new(), 0);
+            while sum <= bytes
+                && let Some(document) = cursor.try_next().await?
+            {
+                sum += document.as_bytes().len();
+                found.push(document);
+            }
+            Ok((found, sum))
+        })
+        .await
     }
 
     /// The number of matching documents; at most `limit` are counted.

@@ -35,7 +35,9 @@ pub enum PrivateMongoError {
     #[error("{0}; install a newer one, name it in FAIRLANE_MONGOD, or set mongodb.url")]
     Version(#[source] MongoError),
     /// The server ended instead of starting.
-    #[error("{} ended while starting ({status}); the end of {}:\n{tail}", program.display(), log.display())]
+    #[error(
+        "{} ended while starting ({status}); correct the cause, set mongodb.url, or disable the pipelines that need MongoDB; the end of {}:\n{tail}", program.display(), log.display()
+    )]
     Ended {
         /// The program.
         program: PathBuf,
@@ -45,9 +47,13 @@ pub enum PrivateMongoError {
         log: PathBuf,
         /// The last log lines of this start.
         tail: String,
+        /// Whether there is data of this or an earlier start.
+        has_data: bool,
     },
-    /// The server does not answer.
-    #[error("the private MongoDB on port {port} did not answer within {within:?}; see {}", log.display())]
+    /// The server neither answers nor makes progress.
+    #[error(
+        "the private MongoDB on port {port} made no progress for {within:?}; start again, set mongodb.url, or disable the pipelines that need MongoDB; see {}", log.display()
+    )]
     Silent {
         /// Its port.
         port: u16,
@@ -68,6 +74,21 @@ pub enum PrivateMongoError {
         #[source]
         source: io::Error,
     },
+}
+
+impl PrivateMongoError {
+    /// Whether this machine has no program that works. Another try would not help.
+    pub(crate) fn lacks_program(&self) -> bool {
+        match self {
+            Self::Program { source, .. } => {
+                matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)
+            }
+            Self::Version(_) => true,
+            // Such as a program for another processor.
+            Self::Ended { has_data, .. } => !has_data,
+            Self::Directory { .. } | Self::Silent { .. } | Self::Signal { .. } => false,
+        }
+    }
 }
 
 impl From<Unusable> for PrivateMongoError {

@@ -54,7 +54,7 @@ pub struct Options {
     pub program: PathBuf,
     /// Further arguments, after all others.
     pub arguments: Vec<OsString>,
-    /// Time limit for the start.
+    /// How long a starting server may make no progress: it neither answers nor writes to its log.
     pub start_within: Duration,
     /// Time limit for a regular stop, before the server is killed.
     pub stop_within: Duration,
@@ -94,7 +94,7 @@ impl PrivateMongo {
     ///
     /// # Errors
     /// If the directory is not usable, the program is missing or older than 6.0, or the server ends
-    /// or does not answer within 60 s.
+    /// or makes no progress for 60 s.
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O and time.
@@ -217,6 +217,26 @@ enum Probe {
     Ready,
 }
 
+/// When a starting server last made progress. Before it listens, it recovers its data, and writes to its
+/// log. After that, it also writes about each probe.
+struct Progress {
+    logged: u64,
+    at: Instant,
+}
+
+impl Progress {
+    fn of(home: &Home) -> Self {
+        Self { logged: home.logged(), at: Instant::now() }
+    }
+
+    /// Called while the server does not listen.
+    fn look(&mut self, home: &Home) {
+        if home.logged() != self.logged {
+            *self = Self::of(home);
+        }
+    }
+}
+
 /// The files of the server.
 #[derive(Debug)]
 struct Files {
@@ -230,6 +250,11 @@ impl Files {
         let data = home.dir.join("data");
         std::fs::create_dir_all(&data).map_err(Unusable::at(&data))?;
         Ok(Self { home, data })
+    }
+
+    /// Whether a server has written anything.
+    fn has_data(&self) -> bool {
+        !std::fs::read_dir(&self.data).is_ok_and(|mut files| files.next().is_none())
     }
 
     fn users_path(&self) -> PathBuf {
@@ -279,15 +304,15 @@ impl Files {
     /// Waits until a running server answers. `None` if no server runs.
     async fn adopt(&self, options: &Options) -> Result<Option<Server>, PrivateMongoError> {
         let Some(server) = self.recorded() else { return Ok(None) };
-        let started = Instant::now();
+        let mut progress = Progress::of(&self.home);
         let mut last = None;
         while self.runs(server).await {
             match probe(server, options.start_within).await? {
                 Probe::Ready => return Ok(Some(server)),
                 Probe::Starting(error) => last = Some(error),
-                Probe::Absent => {}
+                Probe::Absent => progress.look(&self.home),
             }
-            self.in_time(server, started, options, &mut last)?;
+            self.in_time(server, &progress, options, &mut last)?;
             sleep(POLL).await;
         }
         Ok(None)
@@ -312,7 +337,7 @@ impl Files {
             let pid = child.id().unwrap_or_default();
             let server = Server { pid, port };
             self.record(server)?;
-            let started = Instant::now();
+            let mut progress = Progress::of(&self.home);
             let mut last = None;
             loop {
                 if let Ok(Some(status)) = child.try_wait() {
@@ -320,20 +345,20 @@ impl Files {
                         break;
                     }
                     let (log, tail) = (self.home.log.clone(), self.home.tail(logged));
-                    let program = options.program.clone();
-                    return Err(PrivateMongoError::Ended { program, status, log, tail });
+                    let (program, has_data) = (options.program.clone(), self.has_data());
+                    return Err(PrivateMongoError::Ended { program, status, log, tail, has_data });
                 }
                 match probe(server, options.start_within).await {
                     Ok(Probe::Ready) => return Ok((server, child)),
                     Ok(Probe::Starting(error)) => last = Some(error),
-                    Ok(Probe::Absent) => {}
+                    Ok(Probe::Absent) => progress.look(&self.home),
                     Err(error) => {
                         // It is too old, so no process can use it.
                         self.end(server, options.stop_within).await?;
                         return Err(error);
                     }
                 }
-                self.in_time(server, started, options, &mut last)?;
+                self.in_time(server, &progress, options, &mut last)?;
                 sleep(POLL).await;
             }
         }
@@ -370,16 +395,16 @@ impl Files {
             .map_err(failed)
     }
 
-    /// Fails when the time limit of the options has passed.
+    /// Fails when the server has made no progress for the time of the options.
     fn in_time(
         &self,
         server: Server,
-        started: Instant,
+        progress: &Progress,
         options: &Options,
         last: &mut Option<MongoError>,
     ) -> Result<(), PrivateMongoError> {
         let within = options.start_within;
-        if started.elapsed() <= within {
+        if progress.at.elapsed() <= within {
             return Ok(());
         }
         let (port, log) = (server.port, self.home.log.clone());

@@ -44,7 +44,7 @@ async fn refused(config: Config, product: impl Product) -> String {
 }
 
 #[tokio::test]
-async fn the_example_counts_events_tells_them_over_http_and_forgets_quiet_bots() {
+async fn the_example_counts_events_for_both_instances_of_a_reload_and_forgets_quiet_bots() {
     let server = RedisServer::start(Options::default());
     let tokens = tempfile::tempdir().unwrap();
     let file = |name: &str| {
@@ -60,53 +60,64 @@ async fn the_example_counts_events_tells_them_over_http_and_forgets_quiet_bots()
     );
     let section = "[products.activity]\nforget_after_seconds = 3";
     let config = with_section(&server, section, &[("auth.tokens", &auth)]);
-    let app = App::builder(config).product(Activity).build().await.unwrap();
-    let (http, metrics) = (app.http_address().unwrap().unwrap(), app.metrics_address().unwrap());
-    let shutdown = Shutdown::new();
-    let mut running = JoinSet::new();
-    running.spawn(app.run(shutdown.clone()));
-    until_ready(&metrics.to_string()).await;
-    let client = Client::new(&http.to_string());
-    let (all, ann) = (client.with_token("all-0123456789abcdef"), Client::new(&http.to_string()));
-    let ann = ann.with_token("ann-0123456789abcdef");
+    let activity = Activity::default();
+    let (shutdown, mut running) = (Shutdown::new(), JoinSet::new());
+    let mut start = async || {
+        let builder = App::builder(config.clone()).product(activity.clone());
+        let app = Box::pin(builder.build()).await.unwrap();
+        let (http, metrics) = (app.http_address().unwrap().unwrap(), app.metrics_address());
+        running.spawn(app.run(shutdown.clone()));
+        let metrics = metrics.unwrap().to_string();
+        until_ready(&metrics).await;
+        (http.to_string(), metrics)
+    };
+    let ((http, metrics), (new, _)) = (start().await, start().await);
+    let client = Client::new(&http);
+    let all = client.with_token("all-0123456789abcdef");
+    let of_ann = |address: &str| Client::new(address).with_token("ann-0123456789abcdef");
+    let (ann, new) = (of_ann(&http), of_ann(&new));
 
     for n in 0..3 {
         let answer = all.publish(STRUCTURED, event("ann", "e", n)).await;
         assert_eq!(answer.code, 202, "{answer:?}");
     }
     let path = "/v1/bots/ann/activity";
-    eventually(LONG, "its three events are counted", async || ann.get(path).await.json() == 3)
-        .await;
+    eventually(LONG, "both instances tell its three events", async || {
+        ann.get(path).await.json() == 3 && new.get(path).await.json() == 3
+    })
+    .await;
     assert_eq!(client.get(path).await.code, 401, "it asks for a token");
     let other = ann.get("/v1/bots/bob/activity").await;
     assert_eq!(other.code, 403, "it asks for a token of the bot: {other:?}");
     let purged = all.send("DELETE", "/v1/pipelines/activity/bots/ann/queue", &[], b"").await;
     assert_eq!(purged.code, 409, "{purged:?}");
     assert_eq!(purged.problem(), "counts-events");
-    let bots =
-        async || metric(&get(&metrics.to_string(), "/metrics").await.1, "activity_bots", &[]);
+    let bots = async || metric(&get(&metrics, "/metrics").await.1, "activity_bots", &[]);
     eventually(LONG, "its task shows the bot", async || bots().await == Some(1.0)).await;
     eventually(LONG, "its task forgets the bot", async || bots().await == Some(0.0)).await;
     assert_eq!(ann.get(path).await.json(), 0);
     let counted = metric(
-        &get(&metrics.to_string(), "/metrics").await.1,
+        &get(&metrics, "/metrics").await.1,
         "fairlane_http_requests_total",
         &[("route", "/v1/bots/{bot}/activity"), ("code", "401")],
     );
     assert_eq!(counted, Some(1.0), "its requests are counted as all others");
 
     shutdown.soft.cancel();
-    running.join_next().await.unwrap().unwrap().unwrap();
+    while let Some(ended) = running.join_next().await {
+        ended.unwrap().unwrap();
+    }
 }
 
 #[tokio::test]
 async fn a_section_that_its_product_does_not_understand_stops_the_start_and_is_named() {
     let server = RedisServer::start(Options::default());
     let section = "[products.activity]\nforget_after = 3";
-    let error = refused(with_section(&server, section, &[]), Activity).await;
+    let error = refused(with_section(&server, section, &[]), Activity::default()).await;
     assert!(error.starts_with("the test:"), "{error}");
     assert!(error.contains("products.activity") && error.contains("forget_after"), "{error}");
-    let error = refused(with_section(&server, "[products.activty]", &[]), Activity).await;
+    let error =
+        refused(with_section(&server, "[products.activty]", &[]), Activity::default()).await;
     assert!(error.contains("\"products.activty\"") && error.contains("activity"), "{error}");
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use fairlane::id::{BotId, LetterId};
-use fairlane::queue::{BotOrder, BotView, PushOptions, Queue};
+use fairlane::queue::{BotFilter, BotOrder, BotState, BotView, PushOptions, Queue};
 
 use crate::support::config::config;
 use crate::support::instance::queue;
@@ -68,6 +68,21 @@ async fn pages_of_bots_hold_each_bot_once_in_order() {
     let wanted = |bot: &BotId| bot.as_str().ends_with('7');
     let some = walk(&queue, BotOrder::Age, &wanted).await;
     assert_eq!(some.len(), BOTS / 10);
+}
+
+#[tokio::test]
+async fn a_list_of_idle_bots_that_fail_has_those_with_dead_letters_and_without_queued_events() {
+    let server = RedisServer::start(Options::default());
+    let queue = filled(&server).await;
+    // Of these two, only the second one has a dead letter. Others with dead letters keep their events.
+    for number in [4, 5] {
+        queue.purge(&bot(number)).await.unwrap();
+    }
+    let idle = BotFilter { wanted: &|_| true, state: Some(BotState::Idle), failing: true };
+    let now = Duration::from_secs(4_000_000_000);
+    let page = queue.list_some(BotOrder::Depth, None, BOTS, idle, now).await.unwrap();
+    let found: Vec<_> = page.bots.into_iter().map(|view| (view.bot, view.state)).collect();
+    assert_eq!(found, [(bot(5), BotState::Idle)]);
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, configs};
+use crate::support::http::Client;
 use crate::support::process::{WorkerProcess, signal};
 use crate::support::redis::{Options, RedisServer};
 use crate::support::roles::own::FILE;
@@ -29,8 +30,12 @@ impl Program {
         let server = RedisServer::start(Options::default());
         let directory = tempfile::tempdir().unwrap();
         let (file, handler) = (directory.path().join("fairlane.toml"), "\"own\"");
-        let handlers = [("pipelines.calm.handler", handler), ("pipelines.loud.handler", handler)];
-        fs::write(&file, configs(&server, &["calm", "loud"], &handlers)).unwrap();
+        let settings = [
+            ("pipelines.calm.handler", handler),
+            ("pipelines.calm.events", "[\"test\"]"),
+            ("pipelines.loud.handler", handler),
+        ];
+        fs::write(&file, configs(&server, &["calm", "loud"], &settings)).unwrap();
         fs::write(directory.path().join("panics"), place).unwrap();
         let process = WorkerProcess::spawn("panicking", &[(FILE, file.display().to_string())]);
         Self { process, directory, server, published: 0 }
@@ -44,6 +49,13 @@ impl Program {
     /// The printed lines with this text.
     fn lines(&self, text: &str) -> Vec<String> {
         self.process.lines().into_iter().filter(|line| line.contains(text)).collect()
+    }
+
+    /// A client of its HTTP interface.
+    fn client(&self) -> Client {
+        let line = self.lines("fairlane is running").pop().unwrap();
+        let address = line.split_once(" http=").and_then(|(_, rest)| rest.split(' ').next());
+        Client::new(address.unwrap())
     }
 
     async fn says(&self, text: &str, times: usize) {
@@ -98,6 +110,39 @@ async fn a_panic_of_a_listener_or_a_gauge_ends_only_its_call_and_is_logged() {
     program.panics_at("");
     program.says_again("loud heard").await;
     program.says_again("loud shown").await;
+    program.process.sigterm();
+    assert!(program.process.wait_exit(LONG).is_some_and(|status| status.success()));
+}
+
+#[tokio::test]
+async fn a_panic_of_an_interest_a_ledger_or_after_a_commit_ends_only_its_call_and_is_logged() {
+    let mut program = Program::start("known");
+    program.says("fairlane is running", 1).await;
+    for (place, call) in [
+        ("known", "Interest::known"),
+        ("wants", "Interest::wants"),
+        ("enter", "Ledger::enter"),
+        ("cached_accounts", "Ledger::cached_accounts"),
+        ("posted", "Ledger::posted"),
+        ("entry", "Ledger::entry"),
+        ("committed", "Handler::committed"),
+    ] {
+        program.panics_at(place);
+        program.publish_until(call, 1).await;
+        let told = program.lines(call);
+        assert!(told[0].contains("panicked") && told[0].contains("pipeline=loud"), "{told:?}");
+        program.says_again("calm handled").await;
+        program.says_again("loud handled").await;
+    }
+    // Only the loud pipeline names this type.
+    program.panics_at("takes");
+    let rare = event("bot", "rare", "1");
+    let answer = program.client().publish("application/cloudevents+json", rare).await;
+    assert_eq!(answer.code, 202);
+    assert!(answer.json()["unmatched"].is_null(), "in doubt, it is taken");
+    program.says("Interest::takes", 1).await;
+    program.panics_at("");
+    program.says_again("loud handled").await;
     program.process.sigterm();
     assert!(program.process.wait_exit(LONG).is_some_and(|status| status.success()));
 }

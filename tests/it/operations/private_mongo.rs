@@ -4,9 +4,10 @@ use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use fairlane::app::App;
+use fairlane::app::{App, AppError};
+use fairlane::cli::{CliError, Exit};
 use fairlane::config::Config;
 use fairlane::mongo::MongoUrl;
 use fairlane::mongo::client::{Acknowledged, Mongo};
@@ -17,7 +18,10 @@ use tempfile::TempDir;
 
 use crate::support::mongo::program;
 use crate::support::process::signal;
-use crate::support::wait::holds_within;
+use crate::support::served::{PROGRAM, Served};
+use crate::support::wait::{eventually, holds_within};
+
+const LONG: Duration = Duration::from_secs(20);
 
 /// Kills a server that a failed test leaves running.
 struct Guard(u32);
@@ -69,6 +73,21 @@ async fn client(mongo: &PrivateMongo) -> Client {
 
 async fn refusal(dir: &Path, options: Options) -> PrivateMongoError {
     PrivateMongo::start_with(dir, options).await.unwrap_err()
+}
+
+/// The process id of the last started server.
+fn recorded(data_dir: &Path) -> Option<u32> {
+    let server = fs::read_to_string(data_dir.join("mongodb/server")).ok()?;
+    server.split(' ').next()?.parse().ok()
+}
+
+/// Builds an instance that fails for another reason if it gets as far as its pipelines.
+async fn build(dir: &TempDir, program: &Path) -> AppError {
+    let text = "[pipelines.one]\nhandler = \"nothing\"\nevents = [\"*\"]\n";
+    let mut config = Config::from_toml(text, "the test").unwrap();
+    dir.path().clone_into(&mut config.data_dir);
+    config.mongodb.program = Some(program.to_owned());
+    Box::pin(App::builder(config).build()).await.unwrap_err()
 }
 
 fn script(dir: &TempDir, name: &str, text: &str) -> Options {
@@ -224,14 +243,9 @@ async fn a_server_that_hangs_is_waited_for_then_reported_and_killed_by_the_last_
 #[tokio::test]
 async fn a_process_that_cannot_start_leaves_no_server_running() {
     let dir = tempfile::tempdir().unwrap();
-    let text = "[pipelines.one]\nhandler = \"nothing\"\nevents = [\"*\"]\n";
-    let mut config = Config::from_toml(text, "the test").unwrap();
-    dir.path().clone_into(&mut config.data_dir);
-    config.mongodb.program = Some(program());
-    let error = Box::pin(App::builder(config).build()).await.unwrap_err();
+    let error = build(&dir, &program()).await;
     assert!(error.to_string().starts_with("pipelines.one.handler"), "{error}");
-    let server = fs::read_to_string(dir.path().join("mongodb/server")).unwrap();
-    let pid = server.split(' ').next().unwrap().parse().unwrap();
+    let pid = recorded(dir.path()).unwrap();
     let _guard = Guard(pid);
     assert!(ended(pid));
 }
@@ -254,4 +268,64 @@ async fn a_server_that_ends_while_starting_is_reported_with_its_last_words() {
     assert!(error.contains("mongod ended while starting (exit status: 3)"), "{error}");
     assert!(error.contains("--bind_ip 127.0.0.1 --port "), "{error}");
     assert!(error.contains("/mongodb/data\nthe disk is full"), "{error}");
+}
+
+/// Otherwise the events of its pipelines leave the bus, and no process handles them.
+#[tokio::test(start_paused = true)]
+async fn a_process_whose_server_is_slow_does_not_run_without_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let hanging = script(&dir, "mongod", "exec sleep 600").program;
+    let error = build(&dir, &hanging).await;
+    let _guard = Guard(recorded(dir.path()).unwrap());
+    assert!(matches!(error, AppError::PrivateMongo(PrivateMongoError::Silent { .. })), "{error}");
+    assert_eq!(CliError::from(error).exit(), Exit::Unavailable);
+}
+
+#[tokio::test]
+async fn a_process_runs_without_a_server_only_if_no_program_works() {
+    let dir = tempfile::tempdir().unwrap();
+    let broken = script(&dir, "broken", "exit 3").program;
+    for program in [Path::new("no-such-mongod"), broken.as_path()] {
+        let error = build(&dir, program).await;
+        assert!(matches!(error, AppError::Handler { .. }), "{}: {error}", program.display());
+    }
+    let failing = script(&dir, "failing", "echo x > data/journal; exit 3").program;
+    for program in [&failing, &broken] {
+        let error = build(&dir, program).await;
+        let ended = matches!(error, AppError::PrivateMongo(PrivateMongoError::Ended { .. }));
+        assert!(ended, "{}: {error}", program.display());
+        assert!(error.to_string().contains("disable the pipelines that need MongoDB"), "{error}");
+    }
+}
+
+/// It recovers its data before it listens.
+#[tokio::test]
+async fn a_server_that_writes_to_its_log_is_waited_for_longer() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "for n in 1 2 3 4 5 6 7 8 9 10; do echo $n; sleep 0.2; done; exec sleep 600";
+    let start_within = Duration::from_secs(1);
+    let recovering = Options { start_within, ..script(&dir, "mongod", text) };
+    let started = Instant::now();
+    let error = refusal(dir.path(), recovering).await;
+    let _guard = Guard(recorded(dir.path()).unwrap());
+    assert!(matches!(error, PrivateMongoError::Silent { .. }), "{error}");
+    assert!(started.elapsed() > Duration::from_secs(2), "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_a_start_that_waits_for_a_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let hanging = script(&dir, "mongod", "exec sleep 600").program;
+    let environment = [("FAIRLANE_MONGOD", hanging.to_str().unwrap())];
+    let mut process = Served::spawn_in(PROGRAM, "data_dir = \"data\"", "work", &environment);
+    let data_dir = process.directory().join("data");
+    eventually(LONG, "it starts the server", async || recorded(&data_dir).is_some()).await;
+    let _guard = Guard(recorded(&data_dir).unwrap());
+    process.sigterm();
+    let stops = "not ready any more";
+    eventually(LONG, "it knows", async || process.log().contains(stops)).await;
+    process.sigterm();
+    // Without the signal it waits for a minute.
+    let status = process.wait_exit(Duration::from_secs(10)).expect("it ends");
+    assert_eq!(status.code(), Some(0), "{}", process.log());
 }

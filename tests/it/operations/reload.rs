@@ -15,8 +15,9 @@ use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, configs};
 use crate::support::http::{Client, get, metric, until_ready};
 use crate::support::process::{WorkerProcess, signal};
+use crate::support::proxy::{Proxy, ProxyMode};
 use crate::support::receiver::{Call, Receiver, Reply};
-use crate::support::redis::{Options, RedisServer};
+use crate::support::redis::{Options, RedisServer, free_port};
 use crate::support::roles::own::FILE;
 use crate::support::served::Served;
 use crate::support::wait::eventually;
@@ -148,6 +149,30 @@ async fn a_configuration_that_cannot_be_used_changes_nothing_and_the_answer_says
         })
         .await;
     }
+}
+
+#[tokio::test]
+async fn a_reload_that_outlasts_its_request_is_in_the_trail_with_its_result() {
+    let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    let proxy = Proxy::start(server.tcp_addr()).await;
+    let receiver = Receiver::content().await;
+    let [before, now] = [5, 6].map(|batch| {
+        config(&server, &receiver, &["one"], batch).replace(&server.url(), &proxy.url())
+    });
+    let process = Served::start(&before).await;
+    let client = Client::new(&process.http());
+    process.write("fairlane.toml", &now);
+    // The new instance waits for Redis.
+    proxy.set(ProxyMode::Hold);
+    let answer = client.send("POST", "/v1/reload", &[("x-deadline-ms", "500")], b"").await;
+    assert_eq!((answer.code, answer.problem().as_str()), (504, "deadline"), "{answer:?}");
+    proxy.set(ProxyMode::Pass);
+    eventually(LONG, "the trail has its result", async || {
+        let trail = client.get("/v1/audit").await.json();
+        let last = &trail["actions"][0];
+        last["action"] == "reload" && last["result"] == "done: pipelines.one.batch"
+    })
+    .await;
 }
 
 /// How many of 20 connections are taken while the process accepts none.
@@ -363,6 +388,22 @@ async fn gauges_of_a_process_are_true_after_a_reload() {
         problem().await.is_none_or(|problem| problem < 1.0)
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_reload_that_removes_an_unavailable_mongodb_ends_its_metric() {
+    let server = RedisServer::start(Options::default());
+    let receiver = Receiver::content().await;
+    let without = config(&server, &receiver, &["one"], 5);
+    let with = format!("{without}mongodb.url = \"mongodb://127.0.0.1:{}\"\n", free_port());
+    let process = Served::start(&with).await;
+    let up =
+        async || metric(&get(&process.metrics(), "/metrics").await.1, "fairlane_mongodb_up", &[]);
+    eventually(LONG, "it is down", async || up().await == Some(0.0)).await;
+    process.write("fairlane.toml", &without);
+    let answer = Client::new(&process.http()).post("/v1/reload").await;
+    assert_eq!(answer.code, 200, "{answer:?}");
+    assert_eq!(up().await, None);
 }
 
 /// Its handler counts over all instances of the process.

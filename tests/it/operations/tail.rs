@@ -175,6 +175,20 @@ async fn outcomes_of_several_pipelines_are_shown_as_they_happen_and_only_those_t
     drop(served);
 }
 
+#[tokio::test]
+async fn each_failure_of_a_bot_is_shown_once_although_others_of_it_were_shown_before() {
+    let push = Push::new(&[("pipelines.test.max_attempts", "1")], answer).await;
+    let served = push.serve().await;
+    let tail = Tail::start(&push.config, &["--json", "--failing", "-n", "0"]).await;
+    for id in 0..3 {
+        push.publish("failing", id..=id).await;
+        tail.until_seen(["test", "failing", "dead", &id.to_string()]).await;
+    }
+    let expected = ["0", "1", "2"].map(|id| ["test", "failing", "dead", id]);
+    assert_eq!(tail.seen(), expected);
+    drop(served);
+}
+
 /// The first lines of the pipeline `test`.
 async fn last_lines(config: &str, arguments: &[&str], count: usize) -> Vec<String> {
     let tail = Tail::start(config, &[&["--pipeline", "test"], arguments].concat()).await;
@@ -210,6 +224,26 @@ async fn the_last_attempts_are_shown_first_and_lines_align_without_colours() {
     assert!(failing[1].contains("failed 500"), "{failing:?}");
     let good = last_lines(&push.config, &["--bot", "good"], 3).await;
     assert!(good[1..].iter().all(|line| line.contains("good")), "{good:?}");
+    drop(served);
+}
+
+#[tokio::test]
+async fn the_last_attempts_have_failures_of_bots_that_failed_long_before_another_one() {
+    // Both bots are in the same shard.
+    let settings = [SLOWLY, ("redis.shards", "1")];
+    let push = Push::new(&settings, |_| async { Reply::new(500, "oops") }).await;
+    let served = push.serve().await;
+    let before = Tail::start(&push.config, &["--json", "-n", "0"]).await;
+    push.publish("early", 0..1).await;
+    before.until_seen(["test", "early", "failed", "0"]).await;
+    // As if it had failed ten seconds earlier.
+    push.server.ask(&["ZINCRBY", "fl:{test:0}:history-bots", "-10000", "early"]).await;
+    push.publish("late", 1..2).await;
+    before.until_seen(["test", "late", "failed", "1"]).await;
+    let tail = Tail::start(&push.config, &["--json", "--failing", "-n", "2"]).await;
+    let [early, late] = [["test", "early", "failed", "0"], ["test", "late", "failed", "1"]];
+    tail.until_seen(late).await;
+    assert_eq!(tail.seen(), [early, late]);
     drop(served);
 }
 

@@ -94,6 +94,17 @@ impl Stores {
         self.collection(collection).await.list_index_names().await.unwrap()
     }
 
+    /// The number of documents that match.
+    pub(crate) async fn count(&self, collection: &str, filter: Document) -> u64 {
+        self.collection(collection).await.count_documents(filter).await.unwrap()
+    }
+
+    /// Makes MongoDB delete what has expired. By itself it does so once a minute.
+    pub(crate) async fn expire(&self) {
+        let database = self.collection("subscribers").await.client().database("admin");
+        database.run_command(doc! { "secantusAdmin.pruneTtl": 1 }).await.unwrap();
+    }
+
     /// Changes stored data without Fairlane.
     pub(crate) async fn tamper(&self, collection: &str, filter: Document, update: Document) {
         let tampered = self.collection(collection).await.update_one(filter, update).await.unwrap();

@@ -22,6 +22,15 @@ pub(crate) struct WorkerProcess {
 
 impl WorkerProcess {
     pub(crate) fn spawn(role: &str, env: &[(&str, String)]) -> Self {
+        Self::spawn_with(role, env, |_| Stdio::inherit())
+    }
+
+    /// The same. Its lines include those on standard error.
+    pub(crate) fn spawn_heard(role: &str, env: &[(&str, String)]) -> Self {
+        Self::spawn_with(role, env, |output| output.try_clone().unwrap().into())
+    }
+
+    fn spawn_with(role: &str, env: &[(&str, String)], errors: fn(&File) -> Stdio) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let output = File::create(directory.path().join("stdout")).unwrap();
         let child = Command::new(std::env::current_exe().unwrap())
@@ -30,6 +39,7 @@ impl WorkerProcess {
             .envs(env.iter().map(|(name, value)| (name, value)))
             // The test never writes to this pipe. Its end tells the worker that the test is gone.
             .stdin(Stdio::piped())
+            .stderr(errors(&output))
             .stdout(output)
             .spawn()
             .unwrap();

@@ -83,7 +83,12 @@ impl Served {
         Self::spawn_in(program, config, roles, &[])
     }
 
-    fn spawn_in(program: &str, config: &str, roles: &str, environment: &[(&str, &str)]) -> Self {
+    pub(crate) fn spawn_in(
+        program: &str,
+        config: &str,
+        roles: &str,
+        environment: &[(&str, &str)],
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("fairlane.toml");
         fs::write(&file, config).unwrap();

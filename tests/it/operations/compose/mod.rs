@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use clap::Parser as _;
 use fairlane::cli::Cli;
@@ -15,6 +14,8 @@ use fairlane::config::Config;
 use fairlane::id::PipelineName;
 use regex::Regex;
 use serde_json::{Map, Value};
+
+use super::kit::time_to_stop;
 
 const SCHEMA: &str = include_str!("../../fixtures/compose-spec.json");
 /// The path in the container at which Fairlane looks for its configuration.
@@ -325,7 +326,7 @@ fn fairlane_has_time_to_stop_and_files_to_open() {
     let (compose, config) = served();
     let service = &services(&compose)["fairlane"];
     let grace = humantime::parse_duration(string(&service["stop_grace_period"])).expect("a time");
-    let needed = config.shutdown_delay + config.shutdown_grace + Duration::from_secs(5);
+    let needed = time_to_stop(&config);
     assert!(grace >= needed, "{grace:?} is less than {needed:?}");
     let files = service["ulimits"]["nofile"].as_u64().expect("a number");
     assert!(files > 2 * config.http.max_connections as u64, "{files}");

@@ -97,6 +97,12 @@ fn systemd_waits_for_a_clean_stop_and_signals_only_fairlane() {
     assert_eq!(setting("KillMode"), "mixed");
 }
 
+/// A private Redis may load its data for long, and systemd would end it with the start.
+#[test]
+fn systemd_sets_no_limit_to_a_start() {
+    assert_eq!(setting("TimeoutStartSec"), "infinity");
+}
+
 #[test]
 fn the_service_has_the_rights_of_its_user_alone() {
     for (name, value) in [

@@ -50,6 +50,7 @@ async fn a_handler_that_fails_every_call_shows_within_seconds() {
         remedy: "fairlane bots show --pipeline billing shop-1",
         alert: "FairlanePipelineFails",
         besides: &["host-unavailable"],
+        alert_ends: false,
         ..Trouble::default()
     };
     scene.is_quiet(&trouble).await;
@@ -75,6 +76,7 @@ async fn a_receiver_that_is_unavailable_shows_within_seconds() {
         remedy: "repair the service that its handler calls",
         alert: "FairlanePipelineFails",
         besides: &["host-unavailable"],
+        alert_ends: false,
         ..Trouble::default()
     };
     scene.is_quiet(&trouble).await;
@@ -98,6 +100,7 @@ async fn a_paused_pipeline_shows_within_seconds() {
         words: "pipeline mails is paused",
         remedy: "fairlane pipelines resume mails",
         alert: "FairlanePipelinePaused",
+        alert_ends: false,
         ..Trouble::default()
     };
     scene.is_quiet(&trouble).await;
@@ -135,7 +138,6 @@ async fn an_event_that_always_fails_shows_as_a_dead_letter_within_seconds() {
         remedy: "fairlane dead list --pipeline stock",
         alert: "FairlaneDeadLettersGrowing",
         besides: &["pipeline-fails", "bots-fail"],
-        // It looks back 15 minutes. `promtool test rules` shows its end.
         alert_ends: false,
         ..Trouble::default()
     };
@@ -162,6 +164,7 @@ async fn a_bot_that_its_rate_holds_back_shows_within_seconds() {
         words: "in pipeline texts the rate holds back 1 bot; bot shop-1 for",
         remedy: "fairlane bots set --pipeline texts shop-1 --rate RATE",
         alert: "FairlaneBotsThrottled",
+        alert_ends: false,
         ..Trouble::default()
     };
     scene.is_quiet(&trouble).await;

@@ -80,6 +80,7 @@ async fn processes_with_different_pipelines_on_one_bus_show_within_seconds() {
         words: "processes that read fairlane:events have different pipelines",
         remedy: "give all processes that read one bus the same pipelines",
         alert: "FairlanePipelinesDiffer",
+        alert_ends: false,
         ..Trouble::default()
     };
     scene.is_quiet(&trouble).await;

@@ -26,6 +26,7 @@ async fn a_slow_redis_shows_within_seconds() {
         remedy: "SLOWLOG GET 10",
         alert: "FairlaneRedisSlow",
         besides: &["not-seen"],
+        alert_ends: false,
         ..Trouble::default()
     };
     scene.is_quiet(&trouble).await;

@@ -46,27 +46,37 @@
     });
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
+  // The colours behind an element, beginning with that of the window.
+  const behind = (element) => {
+    const above = [];
+    for (let at = element; at; at = at.parentElement) above.unshift(getComputedStyle(at).backgroundColor);
+    return [matchMedia("(prefers-color-scheme: dark)").matches ? "#121212" : "white", ...above];
+  };
   const told = new Set();
-  for (const element of all("body *")) {
-    const says = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-    if (!says || element.closest("script, style, noscript, title, :disabled")) continue;
-    if (!element.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
-    const style = getComputedStyle(element);
-    const grounds = [matchMedia("(prefers-color-scheme: dark)").matches ? "#121212" : "white"];
-    for (let at = element, above = []; at; at = at.parentElement) {
-      above.unshift(getComputedStyle(at).backgroundColor);
-      if (!at.parentElement) grounds.push(...above);
-    }
-    const colour = element instanceof SVGElement ? style.fill : style.color;
+  const compare = (element, what, colour, grounds, least) => {
     const [low, high] = [light(paint(grounds)), light(paint([...grounds, colour]))].sort((a, b) => a - b);
     const ratio = (high + 0.05) / (low + 0.05);
-    const size = parseFloat(style.fontSize);
-    const least = size >= 24 || (size >= 18.66 && style.fontWeight >= 700) ? 3 : 4.5;
-    const about = `${colour} on ${grounds.join()}`;
+    const about = `${what}: ${colour} on ${grounds.join()}`;
     if (ratio < least && !told.has(about)) {
       told.add(about); // one report for all elements that look alike
-      found.push(`${named(element)} has a contrast of ${ratio.toFixed(1)} instead of ${least}`);
+      found.push(`${named(element)} has ${what} of ${ratio.toFixed(1)} instead of ${least}`);
     }
+  };
+  const drawn = (element) => element.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+  for (const element of all("body *")) {
+    const says = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!says || element.closest("script, style, noscript, title, :disabled") || !drawn(element)) continue;
+    const style = getComputedStyle(element);
+    const colour = element instanceof SVGElement ? style.fill : style.color;
+    const size = parseFloat(style.fontSize);
+    const least = size >= 24 || (size >= 18.66 && style.fontWeight >= 700) ? 3 : 4.5;
+    compare(element, "a contrast", colour, behind(element), least);
+  }
+  // Without its border, a field cannot be told from the page.
+  for (const element of all("input:not([type=checkbox], [type=radio]), select, textarea")) {
+    if (element.closest(":disabled") || !drawn(element)) continue;
+    const border = getComputedStyle(element).borderTopColor;
+    compare(element, "a border with a contrast", border, behind(element.parentElement), 3);
   }
   return found;
 })()

@@ -1,5 +1,7 @@
 //! The roles of a [`WorkerProcess`](crate::support::process::WorkerProcess).
 
+#[path = "../../../../examples/custom_handler.rs"]
+mod custom_handler;
 pub(crate) mod own;
 mod panicking;
 pub(crate) mod worker;
@@ -7,6 +9,8 @@ pub(crate) mod worker;
 use std::io::Write;
 use std::time::Duration;
 
+use fairlane::app::{App, AppError};
+use fairlane::config::Config;
 use fairlane::outbound::{CheckedUrl, HeaderMap, Method, Outbound, Policy, Request, Settings};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
@@ -17,7 +21,9 @@ use crate::support::process::variable;
 pub(crate) fn role(name: &str) -> Option<fn()> {
     match name {
         "caller" => Some(caller),
+        "custom_handler" => Some(custom_handler::main),
         "echo" => Some(echo),
+        "measured" => Some(measured),
         "own" => Some(own::run),
         "panicking" => Some(panicking::run),
         "worker" => Some(worker::run),
@@ -55,6 +61,15 @@ fn echo() {
         terminate.recv().await;
         say("stopped");
     });
+}
+
+/// Installs a recorder of metrics, and prints why Fairlane then cannot start.
+fn measured() {
+    metrics::set_global_recorder(metrics::NoopRecorder).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let error = runtime.block_on(App::builder(Config::default()).build()).unwrap_err();
+    assert!(matches!(error, AppError::Recorder(_)), "{error:?}");
+    say(&format!("error: {error}"));
 }
 
 /// Prints a line on standard output immediately.

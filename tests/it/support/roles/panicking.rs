@@ -9,17 +9,21 @@ use fairlane::app::{self, App};
 use fairlane::cli::CliError;
 use fairlane::clock::SharedClock;
 use fairlane::config::Config;
-use fairlane::id::Shard;
+use fairlane::event::Event;
+use fairlane::fanout::Interest;
+use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
+use fairlane::id::{BotId, Shard};
+use fairlane::ledger::{Account, Change, Ledger, Posting};
 use fairlane::pipeline::Kind;
 use fairlane::product::{
     Gauges, Listener, Offering, OpenError, Opening, Part, Product, Route, Seat, Seen, Services,
     SharedHandler, Wake,
 };
+use futures_util::future::BoxFuture;
 
 use super::own::FILE;
 use super::say;
 use crate::support::process::variable;
-use crate::support::recorder::Log;
 
 /// Panics if the test asks for it at this place.
 fn at(place: &str) {
@@ -28,7 +32,7 @@ fn at(place: &str) {
 }
 
 /// The product of a pipeline. It prints what it is told.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 struct Told(&'static str);
 
 impl Told {
@@ -46,7 +50,7 @@ impl Product for Told {
 
     fn kind(&self, _: &Config, _: &SharedClock) -> Kind {
         self.called("kind");
-        Kind::default()
+        Kind { selective: true, ledger: Some(Arc::new(*self)), ..Kind::default() }
     }
 
     fn open(&self, _: &Opening<'_>) -> Result<Arc<dyn Part>, OpenError> {
@@ -58,7 +62,7 @@ impl Product for Told {
 impl Part for Told {
     fn handler(&self, _: &Seat<'_>) -> SharedHandler {
         self.called("handler");
-        Log::default().content().into()
+        (*self).into()
     }
 
     fn offer(&self, _: &Offering<'_>, _: &mut Services) {
@@ -74,6 +78,10 @@ impl Part for Told {
         self.called("start");
     }
 
+    fn interest(&self) -> Option<Arc<dyn Interest>> {
+        Some(Arc::new(*self))
+    }
+
     fn gauges(&self) -> Option<Box<dyn Gauges>> {
         self.called("gauges");
         Some(Box::new(*self))
@@ -82,6 +90,54 @@ impl Part for Told {
     fn listener(&self, _: &Seat<'_>) -> Option<Box<dyn Listener>> {
         self.called("listener");
         Some(Box::new(*self))
+    }
+}
+
+impl Handler for Told {
+    async fn handle(&self, _: &Environment, _: &Slice) -> Result<Outcomes, Failure> {
+        say(&format!("{} handled", self.0));
+        Ok(Outcomes::done())
+    }
+
+    fn committed(&self, _: &Slice, _: usize) {
+        self.called("committed");
+    }
+}
+
+impl Interest for Told {
+    fn wants(&self, _: &Event) -> bool {
+        self.called("wants");
+        true
+    }
+
+    fn takes(&self, _: &BotId, _: &str) -> bool {
+        self.called("takes");
+        true
+    }
+
+    fn known(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async { self.called("known") })
+    }
+}
+
+impl Ledger for Told {
+    fn enter(&self, event: &Event) -> (Event, Option<Posting>) {
+        self.called("enter");
+        (event.clone(), Some(Posting { account: Account::from("all"), amount: 1 }))
+    }
+
+    fn entry(&self, _: &Event) -> Option<(Account, Change)> {
+        self.called("entry");
+        Some((Account::from("all"), Change::Add(1)))
+    }
+
+    fn cached_accounts(&self) -> u64 {
+        self.called("cached_accounts");
+        1
+    }
+
+    fn posted(&self, _: u64) {
+        self.called("posted");
     }
 }
 

@@ -102,9 +102,16 @@ fn scaled_object() -> Value {
     let count = json!({ "type": "integer", "minimum": 1 });
     // KEDA takes numbers here as texts.
     let number = json!({ "type": "string", "pattern": "^[0-9.]+$" });
+    // Without it, a Prometheus that lost its targets would mean that there is nothing to do.
+    let ignore = json!({ "const": "false" });
     let query = object(
-        3,
-        &[("serverAddress", text.clone()), ("query", text.clone()), ("threshold", number)],
+        4,
+        &[
+            ("serverAddress", text.clone()),
+            ("query", text.clone()),
+            ("threshold", number),
+            ("ignoreNullValues", ignore),
+        ],
     );
     let trigger = object(
         2,
@@ -114,7 +121,7 @@ fn scaled_object() -> Value {
             ("metricType", json!({ "enum": ["AverageValue", "Value"] })),
         ],
     );
-    let fallback = object(2, &[("failureThreshold", count.clone()), ("replicas", count.clone())]);
+    // No `fallback`: while Prometheus does not answer, it would replace the pods that the load needs.
     resource(object(
         2,
         &[
@@ -122,7 +129,6 @@ fn scaled_object() -> Value {
             ("triggers", list(&trigger)),
             ("minReplicaCount", count.clone()),
             ("maxReplicaCount", count),
-            ("fallback", fallback),
         ],
     ))
 }
