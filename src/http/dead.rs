@@ -17,10 +17,11 @@ use super::auth::Caller;
 use super::docs::{Bodiless, OfPipeline};
 use super::extract::{NoBody, Path, Query};
 use super::page::Limit;
+use super::partly::stopped;
 use super::pipelines::PipelinePath;
 use super::problem::{Kind, Problem};
 use crate::id::{BotId, LetterId, PipelineName};
-use crate::queue::{BulkStopped, DeadLetter, DeadPage, Queue};
+use crate::queue::{DeadLetter, DeadPage, Deed, Queue};
 use crate::trail::Action;
 
 /// Maximum number of dead letters per page.
@@ -226,22 +227,12 @@ pub(super) async fn redrive_until(
     bot: Option<&BotId>,
     until: Duration,
 ) -> Result<u64, Problem> {
-    let work = async { queue.redrive_all(bot, until).await.map_err(stopped) };
+    let work = async {
+        let redriven = queue.redrive_all(bot, until).await;
+        redriven.map_err(|error| stopped(Deed::Redrive, error))
+    };
     let action = Action::new("redrive all").in_pipeline(queue.name()).of_bot(bot);
     api.act(caller, action, work, acting::number).await
-}
-
-/// What was redriven stays so: the answer must not say that nothing was done.
-fn stopped(BulkStopped { done, source }: BulkStopped) -> Problem {
-    let is_partly = done > 0 && source.is_passing();
-    let failed = Problem::from(source);
-    if !is_partly {
-        return failed;
-    }
-    let detail = format!(
-        "at least {done} of the dead letters are queued again; then Redis failed; retry to queue the rest"
-    );
-    Problem::new(Kind::Unavailable, detail).retry_after(1)
 }
 
 /// Drop a dead letter
@@ -258,25 +249,4 @@ async fn discard(
 ) -> Result<StatusCode, Problem> {
     path.discard(&api, &caller).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::redis::RedisError;
-
-    #[test]
-    fn an_answer_does_not_say_that_nothing_was_done_if_some_was() {
-        let said = |done| {
-            let (target, message) = ("127.0.0.1:6379".to_owned(), "LOADING Redis".to_owned());
-            let source = RedisError::Refused { target, command: "redrive", message };
-            stopped(BulkStopped { done, source }).detail().to_owned()
-        };
-        assert!(said(0).starts_with("nothing was done"), "{}", said(0));
-        assert!(
-            said(3).starts_with("at least 3 of the dead letters are queued again"),
-            "{}",
-            said(3)
-        );
-    }
 }

@@ -350,6 +350,14 @@ impl IntoResponses for OfReload {
             (400, "The configuration cannot be used, or the request has a body: nothing changed"),
             (404, "This process does not reload: a program with handlers of its own"),
             (408, "The body did not arrive within 10 s"),
+            (
+                503,
+                "An instance with it does not start: nothing changed. Or the request was shed under overload (x-shed-reason). Retry-After says when to retry",
+            ),
+            (
+                504,
+                "The deadline passed. The reload may go on: the log and /v1/audit tell its end. Send a longer x-deadline-ms",
+            ),
         ])
     }
 }

@@ -47,6 +47,11 @@ impl LargeReads {
         Self::new("checks of rules", 8)
     }
 
+    /// Turns for dry runs of rules, which take up to some seconds.
+    pub(crate) fn trials() -> Self {
+        Self::new("tests of rules", 3)
+    }
+
     fn new(what: &'static str, waiting_max: usize) -> Self {
         Self(Arc::new(Shared { what, waiting_max, state: Mutex::default() }))
     }

@@ -15,8 +15,9 @@ use utoipa_axum::routes;
 use super::Api;
 use super::docs::{Body, OfLease};
 use super::extract::{JsonOrNothing, Path};
-use super::problem::Problem;
+use super::problem::{Flaw, Kind, Problem};
 use crate::clock::millis;
+use crate::pool::open::LeaseError;
 
 /// Maximum pause that a receiver may ask for, in seconds.
 const RETRY_AFTER_MAX: f64 = 86_400.0;
@@ -26,6 +27,22 @@ const NO_REASON: &str = "the receiver reported a failure";
 /// Requires the capability in the path.
 pub(super) fn completing() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default().routes(routes!(complete)).routes(routes!(fail)).routes(routes!(extend))
+}
+
+impl From<LeaseError> for Problem {
+    fn from(error: LeaseError) -> Self {
+        let detail = error.to_string();
+        match error {
+            LeaseError::NoSuch => Self::new(Kind::NoLease, detail),
+            LeaseError::Gone => Self::new(Kind::LeaseGone, detail),
+            LeaseError::Ack { .. } => {
+                let field = Some("ack".to_owned());
+                let errors = vec![Flaw { index: None, field, detail: detail.clone() }];
+                Self::new(Kind::AckTooHigh, detail).errors(errors)
+            }
+            LeaseError::Store(error) => error.into(),
+        }
+    }
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

@@ -21,10 +21,11 @@
 //!
 //! 1. the limits of the connection ([`listen`]);
 //! 2. the access of pages of other sites ([`cors`]);
-//! 3. the identity of the sender ([`auth`]), admission control, and the body ([`admit`]);
-//! 4. metrics;
-//! 5. the check of the site that the request comes from, and of the scope ([`auth`]);
-//! 6. the parameters ([`extract`]), and the handler.
+//! 3. problems as [`pages`], for browsers;
+//! 4. the identity of the sender ([`auth`]), admission control, and the body ([`admit`]);
+//! 5. metrics;
+//! 6. the check of the site that the request comes from, and of the scope ([`auth`]);
+//! 7. the parameters ([`extract`]), and the handler.
 //!
 //! A layer that refuses a request answers with a [`problem`]. The OpenAPI document ([`docs`]) is
 //! generated from the served routes.
@@ -58,6 +59,7 @@ mod notifications;
 mod page;
 mod pages;
 mod parameters;
+mod partly;
 mod pipelines;
 mod problem;
 mod problems;
@@ -73,7 +75,7 @@ mod traced;
 use std::sync::Arc;
 
 use axum::extract::{MatchedPath, Request};
-use axum::http::header;
+use axum::http::{HeaderValue, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
 use axum::{Router, routing};
@@ -147,6 +149,8 @@ pub(crate) struct Api {
     pub(crate) searches: LargeReads,
     /// Turns for checks of rules.
     pub(crate) checks: LargeReads,
+    /// Turns for dry runs of rules.
+    pub(crate) trials: LargeReads,
     /// Creates spans.
     pub(crate) tracer: Tracer,
     /// Notes what operators do.
@@ -185,8 +189,10 @@ pub(crate) fn routes(api: Api, health: Health, products: &[product::Route]) -> R
         .layer(from_fn_with_state(access, auth::check_site))
         // Orchestrators and load balancers use any host name, so the site is not checked here.
         .merge(health);
-    let routes = finish(routes).layer(from_fn(pages::explain_missing)).layer(from_fn(pages::dress));
-    admitted(routes, gate).layer(from_fn_with_state(origins, cors::share))
+    admitted(finish(routes), gate)
+        .layer(from_fn(pages::explain))
+        .layer(from_fn(pages::dress))
+        .layer(from_fn_with_state(origins, cors::share))
 }
 
 /// Puts admission control around `routes`, so that a refused request costs almost nothing.
@@ -280,6 +286,8 @@ fn finish(routes: Router) -> Router {
         .layer(from_fn(observe))
 }
 
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+
 /// Counts a request, times its handler, and turns an error answer into a problem.
 async fn observe(request: Request, next: Next) -> Response {
     let route: Option<MatchedPath> = request.extensions().get().cloned();
@@ -298,10 +306,16 @@ async fn observe(request: Request, next: Next) -> Response {
     let told = kind.is_some_and(|kind| {
         kind == PROBLEM_JSON || kind == "application/json" || kind == "text/html; charset=utf-8"
     });
-    if told || !(status.is_client_error() || status.is_server_error()) {
-        return response;
+    let mut response = if told || !(status.is_client_error() || status.is_server_error()) {
+        response
+    } else {
+        Problem::of_status(status).into_response()
+    };
+    // A session in a cookie opens the API too: no cache may show its answers after the session.
+    if !route.starts_with("/docs") {
+        response.headers_mut().entry(header::CACHE_CONTROL).or_insert(NO_STORE);
     }
-    Problem::of_status(status).into_response()
+    response
 }
 
 /// Records the time of a handler when it is dropped.

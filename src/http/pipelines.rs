@@ -130,6 +130,7 @@ struct Summary {
     /// Dead letters kept.
     dead: Option<u64>,
     /// Age of the oldest event in a sample of up to 64 ready, leased or parked bots per shard, ms.
+    /// Bots whose events wait because of their rate do not count.
     oldest_age_ms: Option<u64>,
     /// Events per second copied from the bus into queues, in all processes.
     queued_per_second: Option<f64>,

@@ -7,12 +7,12 @@ use tracing::{error, warn};
 use utoipa::ToSchema;
 
 use super::admit::SHED_REASON;
+use super::partly::partly;
 use crate::breaker::Unanswered;
 use crate::bus::BusError;
 use crate::counters::CountersError;
 use crate::mongo::client::MongoError;
 use crate::pipeline::Protected;
-use crate::pool::open::LeaseError;
 use crate::quotas::{KEY_BYTES, QuotaExceeded};
 use crate::redis::RedisError;
 use crate::telemetry::OncePerMinute;
@@ -24,7 +24,7 @@ pub(crate) const PROBLEM_JSON: &str = "application/problem+json";
 const ERRORS_MAX: usize = 1_000;
 /// `Retry-After` while Redis or MongoDB is unavailable, in seconds.
 const AWAY_SECONDS: u32 = 1;
-/// `Retry-After` while Redis is full, in seconds.
+/// `Retry-After` while Redis is full or the bus refuses events, in seconds.
 const FULL_SECONDS: u32 = 5;
 
 /// The kind of a problem. Its URN is part of the contract: clients distinguish problems by it.
@@ -183,7 +183,7 @@ pub(crate) struct Problem {
     /// The HTTP status of the answer.
     #[schema(example = 400)]
     status: u16,
-    detail: String,
+    pub(super) detail: String,
     /// The individual errors, if known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     errors: Vec<Flaw>,
@@ -295,7 +295,7 @@ impl From<BusError> for Problem {
                 error!(%error, suppressed, "an HTTP request failed");
             }
             let detail = "the bus refused the events; the log of this server has the reason";
-            return Self::new(Kind::BusAway, detail);
+            return Self::new(Kind::BusAway, detail).retry_after(FULL_SECONDS);
         }
         if let Some(suppressed) = AWAY.take() {
             warn!(%error, suppressed, "an HTTP request failed: the bus is unavailable");
@@ -319,9 +319,13 @@ impl From<RedisError> for Problem {
         static FULL: OncePerMinute = OncePerMinute::new();
         static AWAY: OncePerMinute = OncePerMinute::new();
         static REFUSED: OncePerMinute = OncePerMinute::new();
-        if let RedisError::Quota(exceeded) = error {
-            return exceeded.into();
-        }
+        let error = match error {
+            RedisError::Quota(exceeded) => return exceeded.into(),
+            RedisError::Partly(source) => {
+                return partly("this is done on some shards", *source, "repeat it for the others");
+            }
+            error => error,
+        };
         if error.is_full() {
             if let Some(suppressed) = FULL.take() {
                 warn!(%error, suppressed, "an HTTP request failed: Redis is full");
@@ -406,22 +410,6 @@ impl From<Unanswered<MongoError>> for Problem {
     }
 }
 
-impl From<LeaseError> for Problem {
-    fn from(error: LeaseError) -> Self {
-        let detail = error.to_string();
-        match error {
-            LeaseError::NoSuch => Self::new(Kind::NoLease, detail),
-            LeaseError::Gone => Self::new(Kind::LeaseGone, detail),
-            LeaseError::Ack { .. } => {
-                let field = Some("ack".to_owned());
-                let errors = vec![Flaw { index: None, field, detail: detail.clone() }];
-                Self::new(Kind::AckTooHigh, detail).errors(errors)
-            }
-            LeaseError::Store(error) => error.into(),
-        }
-    }
-}
-
 impl IntoResponse for Problem {
     fn into_response(mut self) -> Response {
         let status = self.status();
@@ -459,6 +447,14 @@ mod tests {
             assert_eq!(retry.map(|value| value.to_str().unwrap()), again, "{message}");
             assert_eq!(response.headers()[header::CONTENT_TYPE], PROBLEM_JSON);
         }
+    }
+
+    #[test]
+    fn a_bus_that_refuses_is_asked_again_later() {
+        let error = BusError::Refused { bus: "kafka".to_owned(), cause: "too large".to_owned() };
+        let response = Problem::from(error).into_response();
+        assert_eq!(response.status(), 503);
+        assert_eq!(response.headers()[header::RETRY_AFTER], HeaderValue::from(FULL_SECONDS));
     }
 
     #[test]

@@ -15,6 +15,9 @@ use super::problem::{Kind, Problem};
 use crate::reload::{ReloadError, Reloaded};
 use crate::trail::Action;
 
+/// `Retry-After` after a new instance did not start, in seconds.
+const AGAIN_SECONDS: u32 = 10;
+
 /// Requires the scope `operate`.
 pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
     OpenApiRouter::default().routes(routes!(reload))
@@ -22,12 +25,14 @@ pub(super) fn operating() -> OpenApiRouter<Arc<Api>> {
 
 impl From<ReloadError> for Problem {
     fn from(error: ReloadError) -> Self {
-        let kind = match &error {
-            ReloadError::Refused(_) => Kind::InvalidRequest,
-            ReloadError::Unsupported => Kind::NoReload,
-            ReloadError::NotReady(_) => Kind::Starting,
-        };
-        Self::new(kind, error.to_string())
+        let detail = error.to_string();
+        match error {
+            ReloadError::Refused(_) => Self::new(Kind::InvalidRequest, detail),
+            ReloadError::Unsupported => Self::new(Kind::NoReload, detail),
+            ReloadError::NotReady(_) => {
+                Self::new(Kind::Starting, detail).retry_after(AGAIN_SECONDS)
+            }
+        }
     }
 }
 
@@ -47,13 +52,44 @@ async fn reload(
     NoBody: NoBody,
 ) -> Result<Json<Reloaded>, Problem> {
     caller.check_all_bots()?;
-    let work = async {
-        let reloads = api.reloads.as_ref().ok_or(ReloadError::Unsupported)?;
-        Ok(reloads.ask().await?)
-    };
-    let told = |done: &Reloaded| match done.changed.as_slice() {
-        [] => "done: no setting changed".to_owned(),
-        changed => format!("done: {}", changed.join(", ")),
-    };
-    api.act(&caller, Action::new("reload"), work, told).await.map(Json)
+    let tasks = api.trail.tasks().clone();
+    // In a task: the reload does not end with its request, and the trail gets its result.
+    let reloading = tasks.spawn(async move {
+        let work = async {
+            let reloads = api.reloads.as_ref().ok_or(ReloadError::Unsupported)?;
+            Ok(reloads.ask().await?)
+        };
+        let told = |done: &Reloaded| match done.changed.as_slice() {
+            [] => "done: no setting changed".to_owned(),
+            changed => format!("done: {}", changed.join(", ")),
+        };
+        tokio::select! {
+            biased;
+            reloaded = api.act(&caller, Action::new("reload"), work, told) => reloaded,
+            // A process that stops leaves requests unanswered, and must not wait for them.
+            () = api.live.health.stopping.cancelled() => {
+                let detail = "this instance stops, so it does not know how the reload ends; see the log";
+                Err(Problem::new(Kind::Starting, detail).retry_after(AGAIN_SECONDS))
+            }
+        }
+    });
+    let failed =
+        |_| Problem::new(Kind::Internal, "the reload failed; the log of this server says why");
+    reloading.await.map_err(failed)?.map(Json)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::{HeaderValue, header};
+    use axum::response::IntoResponse as _;
+
+    use super::*;
+
+    #[test]
+    fn an_instance_that_does_not_start_is_tried_again_later() {
+        let error = ReloadError::NotReady("it has ended".to_owned());
+        let response = Problem::from(error).into_response();
+        assert_eq!(response.status(), 503);
+        assert_eq!(response.headers()[header::RETRY_AFTER], HeaderValue::from(AGAIN_SECONDS));
+    }
 }

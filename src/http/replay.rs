@@ -17,10 +17,13 @@ use super::auth::Caller;
 use super::docs::{Body, OfPipeline};
 use super::extract::{self, Path};
 use super::page::Limit;
+use super::partly::partly;
 use super::pipelines::PipelinePath;
 use super::problem::{Kind, Problem};
 use crate::id::BotId;
+use crate::redis::RedisError;
 use crate::replay::{ID_MAX, Place, Replay, ReplayRefused, Run, Spec, Survey, read_time};
+use crate::request_deadline;
 
 /// A call ends after this time, and says how to go on.
 const WITHIN: Duration = Duration::from_secs(5);
@@ -63,7 +66,8 @@ struct ReplayRequest {
     #[serde(default)]
     dry_run: bool,
     /// The id of the replay, up to 64 letters, digits, `-` and `_`. A call with the id of an earlier one
-    /// continues it and puts no event twice. Default: a new id.
+    /// continues it and puts no event twice. Default: a new id, which you do not learn if the answer is
+    /// lost.
     #[serde(default)]
     #[schema(min_length = 1, max_length = 64, pattern = "^[A-Za-z0-9_-]+$")]
     id: Option<String>,
@@ -134,8 +138,10 @@ pub(super) fn fuzz(
 /// Puts the events of the bus that the pipeline takes at the end of the queues of their bots, in the
 /// order of the bus, with the attribute `fairlanereplay`. Other pipelines get nothing. A call puts up to
 /// `limit` events in up to 5 s (1 s for a token that is for certain bots), and answers a `cursor` for the
-/// next call. A repeated call puts nothing twice. What is not copied to the queues yet when the replay
-/// starts is left alone: it is handled anyway. What exceeds `max_queue` or a quota is not put.
+/// next call. A repeated call with the same `id` or `cursor` puts nothing twice; without one, each call
+/// is a new replay. If a replay is interrupted, `detail` has its id. What is not copied to the queues
+/// yet when the replay starts is left alone: it is handled anyway. What exceeds `max_queue` or a quota
+/// is not put.
 /// Pipelines that count each event are refused. Dead letters are queued again by their redrive.
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/replay", tag = "pipelines", operation_id = "replayEvents",
@@ -160,6 +166,8 @@ async fn replay(
     // It reads much: one at a time, by turns over tokens.
     let _turn = api.searches.take(caller.name()).await?;
     let within = if caller.covers_all() { WITHIN } else { WITHIN_OF_BOT };
+    // The last step has as long as those before it: its answer names the id.
+    let within = request_deadline::at_most(2 * within) / 2;
     let deadline = Instant::now() + within;
     let config = api.queues.configured(&path.pipeline);
     let reserved = api.queues.reserved();
@@ -267,7 +275,8 @@ async fn go_on(
     // its cursor names.
     while more {
         let left = limit - usize::try_from(put).unwrap_or(limit);
-        let step = replay.step_until(&mut run, left, Some(deadline)).await?;
+        let step = replay.step_until(&mut run, left, Some(deadline)).await;
+        let step = step.map_err(|error| interrupted(&run, put, error))?;
         put += step.put;
         more = step.more && put < limit as u64 && Instant::now() < deadline;
     }
@@ -285,6 +294,18 @@ async fn go_on(
         cursor,
         id: Some(run.id.clone()),
     })
+}
+
+/// `put`: the number of events before the failed step, which may have put some too.
+fn interrupted(run: &Run, put: u64, error: RedisError) -> Problem {
+    // Nothing of it is in Redis: a repeated call starts anew.
+    if !run.is_stored() {
+        return error.into();
+    }
+    let id = &run.id;
+    let done = format!("this call put at least {put} events of replay {id}");
+    let remedy = format!("to continue it, call again with \"id\":\"{id}\" and without \"from\"");
+    partly(&done, error, &remedy)
 }
 
 /// The range of time, ms since 1970: its start, and its end, which is not in the future.

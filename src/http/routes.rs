@@ -16,7 +16,7 @@ use crate::admission::{Class, Operation, Reason};
 
 /// Maximum size of bodies with a few parameters.
 const SMALL: usize = 16 << 10;
-/// Maximum size of bodies with a rule, a profile or a page's form.
+/// Maximum size of bodies with a rule or a profile.
 const MEDIUM: usize = 256 << 10;
 
 /// A route: method (`*`: all others), template, class, maximum body size in bytes.
@@ -71,7 +71,8 @@ pub(crate) const ROUTES: &[Row] = &[
     ("*", "/runbook", Class::P1, SMALL),
     ("*", "/events", Class::P3, SMALL),
     ("*", "/events/{event}", Class::P3, SMALL),
-    ("*", "/publish", Class::P1, MEDIUM),
+    // A form has up to three bytes for each character.
+    ("*", "/publish", Class::P1, BODY_MAX),
     ("*", "/audit", Class::P1, SMALL),
     ("*", "/bots", Class::P1, SMALL),
     ("*", "/bots/{bot}", Class::P1, SMALL),
@@ -79,7 +80,7 @@ pub(crate) const ROUTES: &[Row] = &[
     ("*", "/bots/{bot}/scheduled", Class::P1, SMALL),
     ("*", "/notifications/{notification}/cancel", Class::P1, SMALL),
     ("*", "/notifications/{notification}/send", Class::P1, SMALL),
-    ("*", "/bots/{bot}/rule", Class::P2, MEDIUM),
+    ("*", "/bots/{bot}/rule", Class::P2, BODY_MAX),
     ("*", "/bots/{bot}/{pipeline}/pause", Class::P1, SMALL),
     ("*", "/bots/{bot}/{pipeline}/resume", Class::P1, SMALL),
     ("*", "/bots/{bot}/{pipeline}/release", Class::P1, SMALL),
@@ -145,9 +146,9 @@ impl Route {
         self.template.starts_with("/v1/leases/")
     }
 
-    /// Whether it reads the body of a sender without a token: only the login.
+    /// Whether it reads the body of a sender without a token: only the forms of the login page.
     pub(super) fn takes_bodies_of_strangers(&self) -> bool {
-        self.template == "/login"
+        matches!(self.template, "/login" | "/theme")
     }
 
     /// Counts and times an answer that does not come from the handler.

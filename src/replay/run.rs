@@ -78,6 +78,11 @@ impl Run {
         self.over && self.held.is_empty()
     }
 
+    /// Whether a later call can continue it by its id.
+    pub(crate) fn is_stored(&self) -> bool {
+        self.stored
+    }
+
     /// Whether everything was read.
     pub(crate) fn is_over(&self) -> bool {
         self.over

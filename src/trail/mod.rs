@@ -205,6 +205,11 @@ impl Trail {
         Self { link, tasks }
     }
 
+    /// For actions that go on without their requests.
+    pub(crate) fn tasks(&self) -> &TaskTracker {
+        &self.tasks
+    }
+
     /// Adds an action to the trail. Takes a second at most; a failure is logged.
     pub(crate) async fn note(&self, ring: Ring, action: &Action) {
         if let Err(error) = note(&self.link, ring, action).await {

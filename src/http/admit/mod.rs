@@ -45,7 +45,7 @@ use axum::extract::{Request, State};
 use axum::http::{Extensions, HeaderName, HeaderValue, Method, Uri};
 use axum::middleware::Next;
 use axum::response::Response;
-use hyper::body::{Body as _, Bytes};
+use hyper::body::Body as _;
 use tokio::time::Instant;
 
 pub(super) use self::answers::Unread;
@@ -53,7 +53,7 @@ use self::answers::{SMALL, UnreadAnswers, readers};
 use self::bodies::{SlowBodies, discard, senders};
 pub(crate) use self::charge::QuotaSettings;
 use self::charge::{UsedQuotas, Whose};
-use self::refuse::{Pace, refusal};
+use self::refuse::{Pace, Refusal};
 use self::request::{class, covered_bot, deadline, lease_of, number, places};
 use self::within::Within;
 use super::auth::{Access, Caller, Identity, Stranger};
@@ -63,7 +63,7 @@ use super::page::Cursors;
 use super::problem::{Kind, Problem};
 use super::routes::{Route, Routes, Row};
 use super::stopwatch::Stopwatch;
-use super::{cors, extract};
+use super::{cors, extract, pages};
 use crate::admission::metrics::shed_seconds;
 use crate::admission::turns::Turns;
 use crate::admission::{
@@ -89,8 +89,8 @@ pub(crate) struct AdmissionGate {
     slow_bodies: SlowBodies,
     unread: Arc<UnreadAnswers>,
     turns: Arc<Turns>,
-    /// The encoded document of each reason.
-    refusals: [Bytes; Reason::ALL.len()],
+    /// The refusal of each reason.
+    refusals: [Refusal; Reason::ALL.len()],
     shed_seconds: Histogram,
     /// The deadline of requests without one, per class, in µs; 0: no limit.
     deadlines: [AtomicU64; 4],
@@ -117,7 +117,7 @@ impl AdmissionGate {
             slow_bodies: SlowBodies::default(),
             unread: Arc::default(),
             turns: Turns::new(std::thread::available_parallelism().map_or(1, usize::from)),
-            refusals: Reason::ALL.map(refusal),
+            refusals: Reason::ALL.map(Refusal::new),
             shed_seconds: shed_seconds(),
             deadlines: Default::default(),
             access: OnceLock::new(),
@@ -189,6 +189,7 @@ struct Seen {
     address: Option<IpAddr>,
     method: Method,
     uri: Uri,
+    wants_page: bool,
     /// The bots in its body, once it was read.
     named: NamedBots,
 }
@@ -306,6 +307,7 @@ pub(super) async fn admit(
         address: Whose::of(request.extensions()).address,
         method: request.method().clone(),
         uri: request.uri().clone(),
+        wants_page: pages::wants_page(&request),
         named: NamedBots::default(),
     };
     let (class, deadline) = match (class(route, request.headers()), deadline(request.headers())) {

@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use hyper::body::Bytes;
 use rand::Rng as _;
 
+use super::super::pages;
 use super::super::problem::{Kind, PROBLEM_JSON, Problem};
 use super::super::routes::Route;
 use super::super::stopwatch::Meters;
@@ -49,10 +49,14 @@ impl AdmissionGate {
                 tokio::time::sleep(pause).await;
             }
         }
-        let mut response = Response::new(Body::from(self.refusals[reason as usize].clone()));
+        let Refusal { problem, page } = &self.refusals[reason as usize];
+        let mut response = if request.wants_page {
+            pages::framed(page.clone())
+        } else {
+            ([(header::CONTENT_TYPE, PROBLEM_JSON)], problem.clone()).into_response()
+        };
         *response.status_mut() = status(reason);
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
         headers.insert(SHED_REASON, HeaderValue::from_static(reason.as_str()));
         if reason != Reason::Deadline {
             headers.insert(header::RETRY_AFTER, self.pace.retry_after().into());
@@ -131,8 +135,23 @@ fn status(reason: Reason) -> StatusCode {
     }
 }
 
-/// The document of a refusal.
-pub(super) fn refusal(reason: Reason) -> Bytes {
+/// A refusal, encoded in advance: as a document, and as a page for people with a browser.
+pub(super) struct Refusal {
+    problem: Bytes,
+    page: Bytes,
+}
+
+impl Refusal {
+    pub(super) fn new(reason: Reason) -> Self {
+        let problem = explanation(reason);
+        let page = pages::page_of(&problem);
+        // Strings and numbers always serialise.
+        let problem = Bytes::from(serde_json::to_vec(&problem).unwrap_or_default());
+        Self { problem, page }
+    }
+}
+
+fn explanation(reason: Reason) -> Problem {
     let (kind, detail) = match reason {
         Reason::Capacity | Reason::Wait | Reason::Displaced => (
             Kind::Overloaded,
@@ -161,13 +180,11 @@ pub(super) fn refusal(reason: Reason) -> Bytes {
             (Kind::Overloaded, "nothing was done: an operator switched off requests of this class")
         }
     };
-    let problem = Problem::new(kind, detail);
-    // Strings and numbers always serialise.
-    Bytes::from(serde_json::to_vec(&problem).unwrap_or_default())
+    Problem::new(kind, detail)
 }
 
 impl From<Problem> for Response {
     fn from(problem: Problem) -> Self {
-        axum::response::IntoResponse::into_response(problem)
+        problem.into_response()
     }
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::Api;
 use super::super::auth::Caller;
+use super::super::large_reads::LargeReads;
 use super::super::problem::{Kind, Problem};
 use crate::automations::heavy::at_low_priority;
 use crate::automations::rule::{Rule, Unusable};
@@ -69,17 +70,17 @@ pub(super) async fn check((api, caller): (&Api, &Caller), rule: &Rule) -> Result
         return rule.check(&api.targets).map_err(Refused::Unusable);
     }
     let (rule, targets) = (rule.clone(), api.targets.clone());
-    let checked = apart((api, caller), move |_| rule.check(&targets)).await;
+    let checked = apart((&api.checks, caller), move |_| rule.check(&targets)).await;
     checked.map_err(Refused::Problem)?.map_err(Refused::Unusable)
 }
 
-/// Runs `work` apart from the requests. It should stop early once the request has ended. Its turn ends
+/// Runs `work` apart from the requests, when it has one of `turns`. It should stop early once the request has ended. Its turn ends
 /// with it, also if the request ended before.
 pub(super) async fn apart<T: Send + 'static>(
-    (api, caller): (&Api, &Caller),
+    (turns, caller): (&LargeReads, &Caller),
     work: impl FnOnce(&Ended) -> T + Send + 'static,
 ) -> Result<T, Problem> {
-    let turn = api.checks.take(caller.name()).await?;
+    let turn = turns.take(caller.name()).await?;
     let ends = EndsHere(Ended::default());
     let ended = ends.0.clone();
     let done = tokio::task::spawn_blocking(move || {

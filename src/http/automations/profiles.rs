@@ -18,7 +18,7 @@ use crate::automations::subscribers::Kept;
 use crate::clock::rfc3339;
 use crate::event::{ATTRIBUTE_MAX_BYTES, Event};
 use crate::id::BotId;
-use crate::queue::PushOptions;
+use crate::queue::{PushError, PushOptions};
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
@@ -116,7 +116,13 @@ pub(super) async fn put(
     let event = event.data(&profile).map_err(|error| unusable(error.to_string()))?;
     let event = event.build().map_err(|error| unusable(error.to_string()))?;
     let id = event.id().to_owned();
-    let pushed = editor.queue().push(&bot, &[event], PushOptions::default()).await?;
+    // As a dead letter, it would replace later profiles when it is redriven.
+    let queue = editor.queue().dropping_new();
+    let pushed = queue.push(&bot, &[event], PushOptions::default()).await;
+    let pushed = pushed.map_err(|error| match error {
+        PushError::Redis(error) => error.into(),
+        error => unusable(error.to_string()),
+    })?;
     if pushed.queued.appended == 0 {
         let detail = "nothing was changed: the queue of the bot is full (pipelines.automations.max_queue); retry later";
         return Err(Problem::new(Kind::Full, detail).retry_after(5));

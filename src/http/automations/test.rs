@@ -1,6 +1,7 @@
 //! A dry run of rules on an event.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::response::Json;
@@ -12,15 +13,19 @@ use super::super::Api;
 use super::super::auth::Caller;
 use super::super::docs::{Body, OfAutomations};
 use super::super::extract::{self, Path};
-use super::super::problem::Problem;
+use super::super::problem::{Kind, Problem};
 use super::{BotPath, checking};
 use crate::automations::decide::{Deed, Note, RuleSet, decide};
 use crate::automations::profile::Profile;
 use crate::automations::rule::{Ready, Rule};
+use crate::automations::stats::shortened;
 use crate::automations::store::Stored;
 use crate::event::Event;
 use crate::expression::{Filter, Sees};
 use crate::id::{BotId, RuleId};
+
+/// Maximum time in which a dry run compiles filters.
+const COMPILING_MAX: Duration = Duration::from_secs(1);
 
 /// The input of the dry run.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -113,16 +118,17 @@ pub(in super::super) async fn run(
 ) -> Result<Outcome, Problem> {
     let editor = api.automations_of(bot, caller)?;
     let event = sample(event, bot)?;
-    let rules = match rule {
+    let (rules, are_stored) = match rule {
         Some(rule) => {
             checking::check((api, caller), &rule)
                 .await
                 .map_err(|refused| refused.within("rule"))?;
             let id =
                 RuleId::parse("rule").map_err(|error| Problem::field("rule", error.to_string()))?;
-            vec![Stored { id, rule: Rule { enabled: true, ..rule }, version: String::new() }]
+            let rule = Rule { enabled: true, ..rule };
+            (vec![Stored { id, rule, version: String::new() }], false)
         }
-        None => editor.rules(bot).await?,
+        None => (editor.rules(bot).await?, true),
     };
     let mut profile = match (subscriber, event.subject()) {
         (Some(profile), _) => {
@@ -134,20 +140,29 @@ pub(in super::super) async fn run(
         (None, Some(subject)) => editor.subscriber(bot, subject).await?.profile,
         (None, None) => Profile::default(),
     };
+    let (editor, of) = (editor.clone(), bot.clone());
     // A thousand rules take long to compile and to evaluate.
-    let tried = checking::apart((api, caller), move |ended| {
-        let compile = |text: &str| Filter::compile(text, Sees::Subscriber).map(Arc::new);
-        let rules = rules.into_iter().take_while(|_| !ended.is_set());
-        let ready = rules.map(|Stored { id, rule, .. }| Ready::new(id, rule, compile));
-        let decided = decide(&event, &mut profile, &RuleSet::new(ready.collect()));
-        (decided, profile)
+    let tried = checking::apart((&api.trials, caller), move |ended| {
+        let begun = Instant::now();
+        let goes_on = || !ended.is_set() && begun.elapsed() < COMPILING_MAX;
+        let rules = if are_stored {
+            editor.compile(&of, rules, goes_on)?
+        } else {
+            let compile = |text: &str| Filter::compile(text, Sees::Subscriber).map(Arc::new);
+            let ready = |Stored { id, rule, .. }| Ready::new(id, rule, compile);
+            Arc::new(RuleSet::new(rules.into_iter().map(ready).collect()))
+        };
+        Some((decide(&event, &mut profile, &rules), profile))
     });
-    let (decided, subscriber) = tried.await?;
+    let Some((decided, subscriber)) = tried.await? else {
+        let detail = "nothing was tested: the filters of this bot take more than a second to compile; retry, and the next request continues";
+        return Err(Problem::new(Kind::Busy, detail).retry_after(1));
+    };
     let (mut matched, mut errors) = (Vec::new(), Vec::new());
     for note in decided.notes {
         match note {
             Note::Matched { rule, actions } => matched.push(Match { rule, actions }),
-            Note::Failed { rule, why } => errors.push(Fault { rule, reason: why }),
+            Note::Failed { rule, why } => errors.push(Fault { rule, reason: shortened(why) }),
         }
     }
     let effects = decided.decision.effects.into_iter().map(|effect| Done {

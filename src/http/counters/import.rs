@@ -63,8 +63,8 @@ pub(super) struct ImportProgress {
     imported: u64,
     /// Number of lines of this request that an earlier request with the same key had imported.
     skipped: u64,
-    /// The number of the next line to send. If it is not above the last line of this request, the
-    /// rest had to wait: send the lines from this number on.
+    /// The number of the next line to send. If it is not above the last line of this request, there
+    /// was no room for the others, or Redis failed: send the lines from this number on.
     next: u64,
 }
 

@@ -104,7 +104,8 @@ impl NotificationPath {
 
     fn none(&self) -> Problem {
         let id = self.notification;
-        let detail = format!("there is no notification {id}; it is kept for 7 days after its end");
+        let detail =
+            format!("there is no notification {id}; it is kept for up to 7 days after its end");
         Problem::new(Kind::NoNotification, detail)
     }
 }
@@ -175,7 +176,8 @@ impl From<Kept> for Notification {
 
 /// Look up a notification
 ///
-/// A notification is kept for 7 days after its end.
+/// A notification is kept for up to 7 days after its end, and shorter if the results of its bot exceed
+/// `quotas.result_bytes`.
 #[utoipa::path(
     get, path = "/v1/notifications/{notification}", tag = "notifications",
     operation_id = "showNotification", params(NotificationPath),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::request::Parts;
-use axum::http::{HeaderName, Method};
+use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::response::{IntoResponse as _, Json, Response};
 use serde::Serialize;
 use utoipa::{IntoParams, ToSchema};
@@ -15,7 +15,7 @@ use super::super::Api;
 use super::super::auth::Caller;
 use super::super::docs::{Body, OfNotifications};
 use super::super::parameters::{self, Parameters, flag_or_null_schema, flag_schema, shown};
-use super::super::problem::Problem;
+use super::super::problem::{Kind, Problem};
 use super::either;
 use crate::id::BotId;
 use crate::notifications::record::{Duplicates, NO_KIND, NewNotification, UID_MAX_BYTES, When};
@@ -123,6 +123,7 @@ pub(super) async fn send_delayed(
     parts: Parts,
     parameters: Parameters,
 ) -> Result<Response, Problem> {
+    refuse_head(&parts)?;
     let new = new_notification(parameters, &api.targets)?;
     caller.check_bot(&new.bot)?;
     let _taken = api.gate.charge_named(&new.bot, &parts)?;
@@ -156,6 +157,17 @@ pub(super) async fn send_delayed_by_post(
     parameters: Parameters,
 ) -> Result<Response, Problem> {
     send_delayed(api, caller, parts, parameters).await
+}
+
+/// The router passes HEAD to the handler of GET. A client that sends it, such as a preview of a link,
+/// does not mean to schedule or to release anything.
+fn refuse_head(parts: &Parts) -> Result<(), Problem> {
+    if parts.method != Method::HEAD {
+        return Ok(());
+    }
+    let allowed = HeaderValue::from_static("GET, POST");
+    let detail = "nothing was done: HEAD would do what GET does; send GET or POST";
+    Err(Problem::new(Kind::Method, detail).header(header::ALLOW, allowed))
 }
 
 fn bot(parameters: &mut Parameters) -> Result<BotId, Problem> {
@@ -262,6 +274,7 @@ pub(super) async fn user_online(
     parts: Parts,
     mut parameters: Parameters,
 ) -> Result<Json<Queued>, Problem> {
+    refuse_head(&parts)?;
     let (bot, uid) = (bot(&mut parameters)?, parameters.take("uid"));
     parameters.done(&["uid", "bot"])?;
     let uid =

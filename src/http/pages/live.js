@@ -5,7 +5,7 @@
   const main = document.querySelector('main[data-live]');
   const state = document.getElementById('live');
   if (!main || !state) return;
-  const reload = state.innerHTML;
+  const link = state.querySelector('a');
 
   const same = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName
     && (a.nodeType !== Node.ELEMENT_NODE || (a.id === b.id && a.dataset.key === b.dataset.key));
@@ -46,13 +46,15 @@
     }
   };
 
-  const say = (kind, text) => {
+  const say = (kind, ...parts) => {
+    const text = parts.map((part) => part.textContent ?? part).join('');
     if (state.dataset.state === kind && state.textContent === text) return;
     state.dataset.state = kind;
-    state.textContent = text;
+    state.replaceChildren(...parts);
   };
 
   let source = null;
+  let later;
   const begin = () => {
     source = new EventSource(location.href);
     source.onmessage = (event) => {
@@ -67,12 +69,15 @@
         say('off', 'not up to date: no answer; retrying');
         return;
       }
-      // The server refused: the token may have ended.
-      state.dataset.state = 'off';
-      state.innerHTML = reload;
+      // The browser gives up after an answer other than 200: the server or a proxy is overloaded or
+      // restarts, or the session has ended. The link then leads to the login.
+      say('off', 'not up to date. ', link);
+      end();
+      later = setTimeout(look, 15000 + Math.random() * 15000);
     };
   };
   const end = () => {
+    clearTimeout(later);
     source?.close();
     source = null;
   };

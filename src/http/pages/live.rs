@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -12,14 +12,13 @@ use axum::response::{IntoResponse as _, Response};
 use futures_util::stream;
 use maud::Markup;
 use rand::Rng as _;
-use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::super::admit::Unhurried;
 use super::super::auth::Caller;
 use super::super::health::Health;
 use super::super::problem::{Kind, Problem};
-use super::shared::{Busiest, Overview};
+use super::shared::{Busiest, Overview, Slot};
 use super::streams::{self, Streams};
 use super::{Refusal, page_with};
 use crate::trend::Point;
@@ -41,25 +40,27 @@ const UNBUFFERED: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// State that the live pages of a process share.
 pub(crate) struct Live {
-    pub(super) health: Health,
+    pub(in super::super) health: Health,
     streams: Streams,
-    /// The shared cache: Redis is queried once, regardless of the number of viewers.
-    /// It is locked while it is read. The time says until when it is shown.
-    pub(super) overview: Arc<Mutex<Option<Kept<Overview>>>>,
+    /// The part that every token sees: Redis is queried once, regardless of the number of viewers.
+    pub(super) overview: Slot<Overview>,
     /// The points of the charts of more than 15 minutes.
-    pub(super) minutes: Mutex<Option<Kept<Vec<Point>>>>,
-    /// Caches per token, by its name.
-    pub(super) busiest: Mutex<HashMap<Box<str>, Kept<Busiest>>>,
+    pub(super) minutes: Slot<Vec<Point>>,
+    /// The busiest bots of each token, by its name.
+    busiest: Mutex<HashMap<Box<str>, Slot<Busiest>>>,
 }
-
-/// A result, and a time that is about its age.
-type Kept<T> = (Instant, Arc<T>);
 
 impl Live {
     pub(crate) fn new(health: Health) -> Self {
         let streams = Streams::default();
         let (overview, minutes, busiest) = <_>::default();
         Self { health, streams, overview, minutes, busiest }
+    }
+
+    /// The busiest bots of a token. While they are read, no other token waits.
+    pub(super) fn busiest(&self, token: &str) -> Slot<Busiest> {
+        let mut all = self.busiest.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(all.entry(token.into()).or_default())
     }
 
     /// Renders the page with `content`, or streams it.

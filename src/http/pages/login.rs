@@ -70,6 +70,13 @@ fn form(to: &To, status: StatusCode, problem: Option<&str>) -> Response {
 async fn enter(State(access): State<Arc<Access>>, request: Request) -> Result<Response, Refusal> {
     refuse_foreign(request.uri(), request.headers())?;
     let has_query = request.uri().query().is_some();
+    // A proxy may end TLS, so only the browser knows.
+    let origin = request.headers().get(header::ORIGIN);
+    let secure = if origin.is_some_and(|origin| origin.as_bytes().starts_with(b"https://")) {
+        "; Secure"
+    } else {
+        ""
+    };
     let mut fields = Parameters::from_request(request, &()).await?;
     let to = To { to: fields.take("to").unwrap_or_default() };
     // A token in a URL would end up in logs.
@@ -77,8 +84,9 @@ async fn enter(State(access): State<Arc<Access>>, request: Request) -> Result<Re
     match access.open_session(token.trim()) {
         Some(session) => {
             let (name, age) = (Access::COOKIE, SESSION_HOURS * 3_600);
-            let cookie =
-                format!("{name}={session}; Max-Age={age}; Path=/; HttpOnly; SameSite=Strict");
+            let cookie = format!(
+                "{name}={session}; Max-Age={age}; Path=/; HttpOnly; SameSite=Strict{secure}"
+            );
             Ok(([(header::SET_COOKIE, cookie)], Redirect::to(to.path())).into_response())
         }
         None => Ok(form(&to, StatusCode::UNAUTHORIZED, Some("Fairlane does not know this token."))),

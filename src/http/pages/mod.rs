@@ -8,6 +8,7 @@ mod bot;
 mod counters;
 mod dead;
 mod event;
+mod explain;
 mod glance;
 mod lines;
 mod live;
@@ -27,13 +28,16 @@ mod times;
 
 use std::sync::Arc;
 
-use axum::extract::{MatchedPath, Request, State};
+use axum::body::Body;
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::{Router, routing};
 use maud::{DOCTYPE, Markup, html};
 
+use self::explain::explained;
+pub(super) use self::explain::{explain, page_of, wants_page};
 pub(crate) use self::live::Live;
 pub(super) use self::theme::dress;
 use super::Api;
@@ -150,15 +154,10 @@ impl<E: Into<Problem>> From<E> for Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let Self(mut problem) = self;
-        let body = html! {
-            h1 { (problem.title()) }
-            p { (problem.detail()) }
-        };
-        let headers = std::mem::take(&mut problem.headers);
-        let mut response = (problem.status(), page(problem.title(), &body)).into_response();
-        response.headers_mut().extend(headers);
-        response
+        let Self(problem) = self;
+        let title = problem.title();
+        let body = explained(title, problem.detail());
+        page_for(problem, title, &body)
     }
 }
 
@@ -168,26 +167,16 @@ fn browses(headers: &HeaderMap) -> bool {
     kinds.is_some_and(|kinds| kinds.contains("text/html"))
 }
 
-/// Answers a browser that asks for an unknown path with a page.
-pub(super) async fn explain_missing(request: Request, next: Next) -> Response {
-    let browses = browses(request.headers());
-    let is_known = request.extensions().get::<MatchedPath>().is_some();
-    let path = request.uri().path().to_owned();
-    let response = next.run(request).await;
-    if is_known || !browses || response.status() != StatusCode::NOT_FOUND {
-        return response;
-    }
-    let body = html! {
-        h1 { "Page not found" }
-        p { "Fairlane serves nothing at " code { (path) } "." }
-        p { a href="/" { "Overview" } " · " a href="/bots" { "Find a bot" } " · " a href="/docs/" { "All paths of the API" } }
-    };
-    (StatusCode::NOT_FOUND, page("Page not found", &body)).into_response()
-}
-
 /// A complete page.
 fn page(title: &str, body: &Markup) -> Response {
     page_with(title, body, false)
+}
+
+/// A complete page that tells of a problem, with its status and headers.
+fn page_for(problem: Problem, title: &str, body: &Markup) -> Response {
+    let mut response = (problem.status(), page(title, body)).into_response();
+    response.headers_mut().extend(problem.headers);
+    response
 }
 
 /// The heading of a page.
@@ -204,6 +193,11 @@ fn headline(text: &str, has_token: bool) -> Markup {
 
 /// A complete page. A live page updates itself.
 fn page_with(title: &str, body: &Markup, live: bool) -> Response {
+    framed(document(title, body, live))
+}
+
+/// The text of a complete page.
+fn document(title: &str, body: &Markup, live: bool) -> String {
     let look = theme::Look::now();
     let page = html! {
         (DOCTYPE)
@@ -239,6 +233,11 @@ fn page_with(title: &str, body: &Markup, live: bool) -> Response {
             }
         }
     };
+    page.into_string()
+}
+
+/// The answer with the text of a page.
+pub(super) fn framed(page: impl Into<Body>) -> Response {
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8")),
         (header::CONTENT_SECURITY_POLICY, POLICY),
@@ -248,7 +247,7 @@ fn page_with(title: &str, body: &Markup, live: bool) -> Response {
         // The page shows only what this token may see.
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
     ];
-    (headers, page.into_string()).into_response()
+    (headers, page.into()).into_response()
 }
 
 /// The reason in the form of a pause; an empty field is none.

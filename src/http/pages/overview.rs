@@ -9,6 +9,7 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use maud::{Markup, html};
 use serde::Deserialize;
+use tokio::time::{Instant, timeout_at};
 
 use super::super::Api;
 use super::super::auth::Caller;
@@ -23,6 +24,7 @@ use super::times::{aged, since};
 use super::{Refusal, bot, grouped, headline, pipeline, problems};
 use crate::config::Scope;
 use crate::presence::BusView;
+use crate::trend::Point;
 
 /// Time limit of the tables.
 const WITHIN: Duration = Duration::from_secs(3);
@@ -45,16 +47,9 @@ pub(super) async fn show(
     let content = async |seen: Arc<(Arc<Api>, Caller, Range)>| {
         let (api, caller, range) = (&seen.0, &seen.1, seen.2);
         // The panel is shown even if the tables would take too long.
-        let tables = async {
-            let overview = api.overview().await?;
-            let ranked = api.busiest(caller, &overview);
-            let (busiest, points) = tokio::try_join!(ranked, api.trend(&overview, range))?;
-            Ok::<_, Problem>((overview, busiest, points))
-        };
-        let (facts, tables) =
-            tokio::join!(api.problems.facts(), tokio::time::timeout(WITHIN, tables));
+        let (facts, tables) = tokio::join!(api.problems.facts(), tables(api, caller, range));
         let panel = problems::panel(&findings(&facts, caller), facts.now_ms);
-        let Ok(Ok((overview, busiest, points))) = tables else {
+        let Some((overview, busiest, points)) = tables else {
             return Ok(without_redis(caller, &panel));
         };
         if facts.redis.error.is_some() {
@@ -67,9 +62,24 @@ pub(super) async fn show(
             @if is_unused { (problems::first_event(api, caller)) }
         };
         let charts = Charts { points: &points, range, now_ms: overview.now_ms };
-        Ok(body((&overview, &busiest), charts, mongodb, caller, &panel))
+        Ok(body((&overview, busiest.as_deref()), charts, mongodb, caller, &panel))
     };
     api.live.show((&caller, &headers), "Overview", looked_at, content).await
+}
+
+/// What the tables show. The ranking takes longest, so the others do not wait for it.
+type Tables = (Arc<Overview>, Option<Arc<Busiest>>, Arc<Vec<Point>>);
+
+/// `None`: Redis does not answer in time.
+async fn tables(api: &Arc<Api>, caller: &Caller, range: Range) -> Option<Tables> {
+    let until = Instant::now() + WITHIN;
+    let overview = timeout_at(until, api.overview()).await.ok()?.ok()?;
+    let (busiest, points) = tokio::join!(
+        timeout_at(until, api.busiest(caller, &overview)),
+        timeout_at(until, api.trend(&overview, range)),
+    );
+    let busiest = busiest.ok().transpose().ok()?;
+    Some((overview, busiest, points.ok()?.ok()?))
 }
 
 /// Whether the caller may pause and resume a whole pipeline.
@@ -87,7 +97,7 @@ fn without_redis(caller: &Caller, panel: &Markup) -> Markup {
 }
 
 fn body(
-    (overview, busiest): (&Overview, &Busiest),
+    (overview, busiest): (&Overview, Option<&Busiest>),
     charts: Charts<'_>,
     mongodb: Option<bool>,
     caller: &Caller,
@@ -108,7 +118,10 @@ fn body(
         }
         section {
             h2 { "Bots with the longest queues" }
-            (ranking(busiest))
+            @match busiest {
+                Some(busiest) => (ranking(busiest)),
+                None => { p.none { "The ranking takes longer than usual. This page tries again." } }
+            }
         }
         @if sees_all {
             section {
@@ -316,7 +329,7 @@ mod tests {
         let bots = vec![(PipelineName::parse("shop").unwrap(), look)];
         let left_out = vec![PipelineName::parse("crowd").unwrap()];
         let page = body(
-            (&overview(), &Busiest { bots, left_out, now_ms: 0 }),
+            (&overview(), Some(&Busiest { bots, left_out, now_ms: 0 })),
             charts(),
             Some(false),
             &caller,
@@ -342,12 +355,19 @@ mod tests {
     fn a_token_of_certain_bots_sees_no_numbers_of_all_bots_and_no_machines() {
         let caller = Caller::new("shop", vec![Scope::Read], &["shop-*".to_owned()]);
         let busiest = Busiest { bots: Vec::new(), left_out: Vec::new(), now_ms: 0 };
-        let page =
-            body((&overview(), &busiest), charts(), Some(true), &caller, &html! {}).into_string();
+        let page = body((&overview(), Some(&busiest)), charts(), Some(true), &caller, &html! {})
+            .into_string();
         assert!(page.contains("/pipelines/shop"), "{page}");
         for hidden in ["1,234", "12.5", "Redis", "Processes", "MongoDB"] {
             assert!(!page.contains(hidden), "{hidden} is in {page}");
         }
+    }
+
+    #[test]
+    fn the_pipelines_do_not_wait_for_the_ranking() {
+        let caller = Caller::of_tests();
+        let page = body((&overview(), None), charts(), None, &caller, &html! {}).into_string();
+        assert!(page.contains("1,234") && page.contains("The ranking takes longer"), "{page}");
     }
 
     #[test]

@@ -171,7 +171,7 @@ fn numbers(charts: Charts<'_>, look: &Pipeline, wish: &PageQuery) -> Markup {
             div {
                 dt { "Oldest" }
                 dd { (aged(view.oldest_age_ms, charts.now_ms)) }
-                dd.about { "age of the oldest event of the bots that are not paused" }
+                dd.about { "age of the oldest event of the bots that are neither paused nor throttled" }
             }
             (card("In", &format!("{}/s", rounded(pace.queued_per_second)), "copied from the bus"))
             (card("Out", &format!("{}/s", rounded(pace.settled_per_second)), "done, dead or delayed"))
@@ -227,7 +227,7 @@ fn pictures(charts: Charts<'_>, name: &PipelineName) -> Markup {
         }
         div {
             h3 { "Age of the oldest event" }
-            (large(&format!("Age of the oldest event in {name}"), &oldest, Unit::Milliseconds, "Of the bots that are not paused; the largest age of each moment."))
+            (large(&format!("Age of the oldest event in {name}"), &oldest, Unit::Milliseconds, "Of the bots that are neither paused nor throttled; the largest age of each moment."))
         }
     }
 }

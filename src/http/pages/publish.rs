@@ -13,7 +13,7 @@ use super::super::auth::Caller;
 use super::super::cloudevents::Mode;
 use super::super::events;
 use super::super::parameters::Parameters;
-use super::{Refusal, bot, event, headline, page};
+use super::{Refusal, bot, event, headline, page, page_for};
 use crate::event::Event;
 use crate::id::BotId;
 
@@ -29,6 +29,8 @@ struct Typed {
     kind_error: Option<String>,
     bot_error: Option<String>,
     data_error: Option<String>,
+    /// Why it was not published, although nothing is wrong with the fields.
+    problem: Option<String>,
 }
 
 impl Typed {
@@ -118,6 +120,7 @@ fn form(typed: &Typed) -> Markup {
             textarea id="publish-data" name="data" rows="4" maxlength="200000" spellcheck="false"
                 aria-describedby=[about("data", data)] aria-invalid=[invalid(data)] { (typed.data) }
             (problem("data", data))
+            (problem("publish", typed.problem.as_ref()))
             button type="submit" { "Publish" }
         }
     }
@@ -165,8 +168,19 @@ pub(super) async fn publish(
         let page = page("Publish an event", &shown(&typed, &caller));
         return Ok((StatusCode::BAD_REQUEST, page).into_response());
     };
-    let read = Mode::Structured.read(&parts.headers, text.as_bytes())?;
-    let (waited, _) = events::store(&api, &caller, &parts, read).await?;
+    let stored = match Mode::Structured.read(&parts.headers, text.as_bytes()) {
+        Ok(read) => events::store(&api, &caller, &parts, read).await,
+        Err(problem) => Err(problem),
+    };
+    let waited = match stored {
+        Ok((waited, _)) => waited,
+        Err(problem) => {
+            // It may be stored. The id tells.
+            let detail = sentence(problem.detail());
+            typed.problem = Some(format!("{detail} Id of the event: {id}."));
+            return Ok(page_for(problem, "Publish an event", &shown(&typed, &caller)));
+        }
+    };
     if caller.check_scope(crate::config::Scope::Read).is_err() {
         let body = html! {
             (headline("Publish an event", caller.has_token()))

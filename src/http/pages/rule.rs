@@ -18,7 +18,7 @@ use super::super::automations::{erase, shown, write, written};
 use super::super::extract::{Path, Query, parse, read};
 use super::super::problem::{Kind, Problem};
 use super::bot::rules::{path_of_all, path_of_editor, table};
-use super::{Refusal, bot, grouped, headline, page};
+use super::{Refusal, bot, grouped, headline, page, page_for};
 use crate::automations::rule::{RULE_MAX_BYTES, Rule};
 use crate::automations::store::{Expected, Stored};
 use crate::config::Scope;
@@ -94,6 +94,8 @@ struct Form {
     wrong: BTreeMap<&'static str, String>,
     /// What is wrong with none of them, or what was done.
     message: Option<(&'static str, String)>,
+    /// A problem that is none of the form: its status and headers are those of the answer.
+    problem: Option<Problem>,
     outcome: Option<Outcome>,
 }
 
@@ -148,7 +150,7 @@ impl Form {
         }
     }
 
-    async fn test(&mut self, api: &Api, caller: &Caller, bot: &BotId) -> Result<(), Problem> {
+    async fn test(&mut self, api: &Api, caller: &Caller, bot: &BotId) {
         // The name of a new rule does not matter for a test.
         let id = RuleId::parse(if self.id.is_empty() { "rule" } else { &self.id });
         let id = match id {
@@ -166,7 +168,7 @@ impl Form {
             }
         };
         let (Some(rule), Some(event), Some(subscriber)) = (rule, event, subscriber) else {
-            return Ok(());
+            return;
         };
         let trial = Trial { event, subscriber, rule: Some(rule) };
         match test::run((api, caller), bot, trial).await {
@@ -177,34 +179,34 @@ impl Form {
                     ["event", "subscriber"].into_iter().find(|name| detail.starts_with(name));
                 self.refuse(field.unwrap_or("rule"), &problem);
             }
-            Err(problem) => return Err(problem),
+            Err(problem) => self.fail(problem),
         }
-        Ok(())
     }
 
     /// Returns whether the rule is written.
-    async fn save(&mut self, api: &Api, caller: &Caller, bot: &BotId) -> Result<bool, Problem> {
-        let Some(id) = self.rule_id() else { return Ok(false) };
-        let Some(rule) = self.rule(&id) else { return Ok(false) };
-        match write((api, caller), (bot, &id), &rule, &self.expected()).await {
-            Ok(_) => Ok(true),
-            Err(problem) => self.not_written(problem).map(|()| false),
-        }
+    async fn save(&mut self, api: &Api, caller: &Caller, bot: &BotId) -> bool {
+        let Some(id) = self.rule_id() else { return false };
+        let Some(rule) = self.rule(&id) else { return false };
+        let written = write((api, caller), (bot, &id), &rule, &self.expected()).await;
+        written.map_err(|problem| self.not_written(problem)).is_ok()
     }
 
     /// Returns whether the rule is gone.
-    async fn delete(&mut self, api: &Api, caller: &Caller, bot: &BotId) -> Result<bool, Problem> {
-        let Some(id) = self.rule_id() else { return Ok(false) };
+    async fn delete(&mut self, api: &Api, caller: &Caller, bot: &BotId) -> bool {
+        let Some(id) = self.rule_id() else { return false };
         match erase((api, caller), (bot, &id), &self.expected()).await {
-            Ok(()) => Ok(true),
+            Ok(()) => true,
             // Somebody else was first.
-            Err(problem) if problem.status() == StatusCode::NOT_FOUND => Ok(true),
-            Err(problem) => self.not_written(problem).map(|()| false),
+            Err(problem) if problem.status() == StatusCode::NOT_FOUND => true,
+            Err(problem) => {
+                self.not_written(problem);
+                false
+            }
         }
     }
 
     /// Puts what can be mended beside its field.
-    fn not_written(&mut self, problem: Problem) -> Result<(), Problem> {
+    fn not_written(&mut self, problem: Problem) {
         match problem.status() {
             StatusCode::BAD_REQUEST => self.refuse("rule", &problem),
             StatusCode::PRECONDITION_FAILED if self.version.is_empty() => {
@@ -215,10 +217,14 @@ impl Form {
                 let text = "Nothing was saved: the rule was changed or deleted meanwhile. Open it again, then repeat your change.";
                 self.message = Some(("bad", text.to_owned()));
             }
-            StatusCode::CONFLICT => self.message = Some(("bad", problem.detail().to_owned())),
-            _ => return Err(problem),
+            _ => self.fail(problem),
         }
-        Ok(())
+    }
+
+    /// What was typed stays.
+    fn fail(&mut self, problem: Problem) {
+        self.message = Some(("bad", problem.detail().to_owned()));
+        self.problem = Some(problem);
     }
 
     fn markup(&self, bot: &BotId, has_token: bool) -> Markup {
@@ -369,23 +375,27 @@ pub(super) async fn act(
     let (mut form, deed) = Form::read(request).await?;
     match deed.as_str() {
         "save" => {
-            if form.save(&api, &caller, &bot).await? {
+            if form.save(&api, &caller, &bot).await {
                 let id = RuleId::parse(&form.id).ok();
                 let path = path_of_editor(&bot, id.as_ref());
                 return Ok(Redirect::to(&format!("{path}&saved=true")).into_response());
             }
         }
         "delete" => {
-            if form.delete(&api, &caller, &bot).await? {
+            if form.delete(&api, &caller, &bot).await {
                 return Ok(Redirect::to(&path_of_all(&bot)).into_response());
             }
         }
         // Also for Enter in a field.
-        _ => form.test(&api, &caller, &bot).await?,
+        _ => form.test(&api, &caller, &bot).await,
+    }
+    let content = form.markup(&bot, caller.has_token());
+    if let Some(problem) = form.problem {
+        return Ok(page_for(problem, "Rule", &content));
     }
     let is_wrong = !form.wrong.is_empty() || form.message.is_some();
     let status = if is_wrong { StatusCode::BAD_REQUEST } else { StatusCode::OK };
-    Ok((status, page("Rule", &form.markup(&bot, caller.has_token()))).into_response())
+    Ok((status, page("Rule", &content)).into_response())
 }
 
 #[cfg(test)]

@@ -72,6 +72,8 @@ pub(super) async fn list(
     let after: Option<(u64, String)> = cursors.read(&path, cursor.as_deref())?;
     let after = after.and_then(|(ms, id)| Some((ms, id.parse::<NotificationId>().ok()?)));
     let queue = api.notifications()?.queue().clone();
+    // It may read the due times of all bots of the shard.
+    let _turn = api.large_reads.take(caller.name()).await?;
     let pending = queue.pending_of(&bot, after, NOTIFICATIONS).await?;
     let next = pending.next.map(|(ms, id)| cursors.write(&path, &(ms, id.to_string())));
     let view = View {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{FutureExt as _, OptionFuture, TryFutureExt as _, try_join_all};
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::super::Api;
@@ -53,40 +54,51 @@ pub(crate) struct Busiest {
     pub(super) now_ms: u64,
 }
 
+/// A read for all pages that show it. It is locked while it is read.
+pub(super) type Slot<T> = Arc<Mutex<Option<Kept<T>>>>;
+
+/// A result, and until when it is shown.
+type Kept<T> = (Instant, Arc<T>);
+
+/// The content of a slot, at most `fresh` old, or as old as reading it takes.
+///
+/// # Cancel safety
+/// The read goes on, so with a slow Redis a later page has it.
+async fn kept<T, R>(
+    slot: &Slot<T>,
+    fresh: Duration,
+    read: impl FnOnce() -> R,
+) -> Result<Arc<T>, Problem>
+where
+    T: Send + Sync + 'static,
+    R: Future<Output = Result<T, Problem>> + Send + 'static,
+{
+    // While another page reads it, this one waits. If that read fails, this one tries.
+    let mut kept = Arc::clone(slot).lock_owned().await;
+    if let Some((until, known)) = &*kept
+        && Instant::now() < *until
+    {
+        return Ok(Arc::clone(known));
+    }
+    let (reading, begun) = (read(), Instant::now());
+    #[expect(clippy::disallowed_methods, reason = "a page need not wait for it")]
+    let reading = tokio::spawn(async move {
+        let known = Arc::new(reading.await?);
+        let until = Instant::now() + fresh.max(begun.elapsed());
+        *kept = Some((until, Arc::clone(&known)));
+        Ok(known)
+    });
+    reading.await.unwrap_or_else(|ended| match ended.try_into_panic() {
+        Ok(panic) => resume_unwind(panic),
+        Err(_) => Err(Problem::new(Kind::Unavailable, "the process stops")),
+    })
+}
+
 impl Api {
-    /// The part that every token sees, at most [`FRESH`] old, or as old as reading it takes.
-    ///
-    /// # Cancel safety
-    /// The read goes on, so with a slow Redis a later page has it.
+    /// The part that every token sees.
     pub(super) async fn overview(self: &Arc<Self>) -> Result<Arc<Overview>, Problem> {
-        let known = |kept: &Option<(Instant, Arc<Overview>)>| {
-            let fresh = kept.as_ref().filter(|(until, _)| Instant::now() < *until);
-            fresh.map(|(_, overview)| Arc::clone(overview))
-        };
-        loop {
-            let Ok(mut kept) = Arc::clone(&self.live.overview).try_lock_owned() else {
-                // Another page reads it. If that fails, this one tries.
-                if let Some(overview) = known(&*self.live.overview.lock().await) {
-                    return Ok(overview);
-                }
-                continue;
-            };
-            if let Some(overview) = known(&kept) {
-                return Ok(overview);
-            }
-            let (api, begun) = (Arc::clone(self), Instant::now());
-            #[expect(clippy::disallowed_methods, reason = "a page need not wait for it")]
-            let reading = tokio::spawn(async move {
-                let overview = Arc::new(api.read_overview().await?);
-                let until = Instant::now() + FRESH.max(begun.elapsed());
-                *kept = Some((until, Arc::clone(&overview)));
-                Ok(overview)
-            });
-            return reading.await.unwrap_or_else(|ended| match ended.try_into_panic() {
-                Ok(panic) => resume_unwind(panic),
-                Err(_) => Err(Problem::new(Kind::Unavailable, "the process stops")),
-            });
-        }
+        let api = Arc::clone(self);
+        kept(&self.live.overview, FRESH, || async move { api.read_overview().await }).await
     }
 
     async fn read_overview(&self) -> Result<Overview, Problem> {
@@ -118,36 +130,32 @@ impl Api {
 
     /// The points of the charts of a time span.
     pub(super) async fn trend(
-        &self,
+        self: &Arc<Self>,
         overview: &Overview,
         range: Range,
     ) -> Result<Arc<Vec<Point>>, Problem> {
         if range.series() == Series::Recent {
             return Ok(Arc::clone(&overview.trend));
         }
-        let mut kept = self.live.minutes.lock().await;
-        if let Some((at, points)) = &*kept
-            && at.elapsed() < MINUTES_FRESH
-        {
-            return Ok(Arc::clone(points));
-        }
-        let points = Arc::new(trend::read(self.queues.link(), Series::Minutes).await?);
-        *kept = Some((Instant::now(), Arc::clone(&points)));
-        Ok(points)
+        let api = Arc::clone(self);
+        let read = || async move {
+            trend::read(api.queues.link(), Series::Minutes).await.map_err(Problem::from)
+        };
+        kept(&self.live.minutes, MINUTES_FRESH, read).await
     }
 
     /// The longest queues among the bots that the caller may see.
     pub(super) async fn busiest(
-        &self,
+        self: &Arc<Self>,
         caller: &Caller,
-        overview: &Overview,
+        overview: &Arc<Overview>,
     ) -> Result<Arc<Busiest>, Problem> {
-        let mut kept = self.live.busiest.lock().await;
-        if let Some((at, busiest)) = kept.get(caller.name())
-            && at.elapsed() < BUSIEST_FRESH
-        {
-            return Ok(Arc::clone(busiest));
-        }
+        let (api, of, overview) = (Arc::clone(self), caller.clone(), Arc::clone(overview));
+        let read = || async move { api.read_busiest(&of, &overview).await };
+        kept(&self.live.busiest(caller.name()), BUSIEST_FRESH, read).await
+    }
+
+    async fn read_busiest(&self, caller: &Caller, overview: &Overview) -> Result<Busiest, Problem> {
         let is_ranked = |Pipeline { view, .. }: &&Pipeline| {
             view.ready + view.leased + view.parked + view.paused <= RANKED_MAX
         };
@@ -164,8 +172,6 @@ impl Api {
         bots.retain(|(_, bot)| bot.depth > 0);
         bots.sort_by_key(|(_, bot)| std::cmp::Reverse(bot.depth));
         bots.truncate(BUSIEST);
-        let busiest = Arc::new(Busiest { bots, left_out, now_ms: millis(self.clock.now()) });
-        kept.insert(caller.name().into(), (Instant::now(), Arc::clone(&busiest)));
-        Ok(busiest)
+        Ok(Busiest { bots, left_out, now_ms: millis(self.clock.now()) })
     }
 }

@@ -22,6 +22,7 @@ use crate::support::wait::eventually;
 const LONG: Duration = Duration::from_secs(20);
 const STRUCTURED: &str = "application/cloudevents+json";
 const BATCH: &str = "application/cloudevents-batch+json";
+const FORM: (&str, &str) = ("content-type", "application/x-www-form-urlencoded");
 
 /// All other routes require a token. Add a route here only if it reveals nothing and changes
 /// nothing.
@@ -35,6 +36,9 @@ const OPEN: [&str; 5] = [
 ];
 /// Open pages that are not in the document.
 const OPEN_PAGES: [&str; 3] = ["/login", "/docs/", "/openapi.json"];
+/// The login page, its forms and its files.
+const OF_LOGIN: [&str; 6] =
+    ["/login", "/logout", "/theme", "/style.css", "/live.js", "/icon.svg"];
 
 /// The tokens of the tests: name, scopes, bots. The text of each is its name with a suffix.
 const TOKENS: [(&str, &str, &str); 5] = [
@@ -129,6 +133,51 @@ async fn every_route_but_the_open_ones_asks_for_a_token_with_its_scope() {
     assert_eq!(guarded.client.send("GET", "/v1/pipelines", &basic, b"").await.code, 401);
     let query = format!("/v1/pipelines?access_token={}", text("root"));
     assert_eq!(guarded.client.get(&query).await.code, 401);
+    guarded.instance.stop().await;
+}
+
+/// Every web page as its source adds it: method and template. No document lists them.
+fn pages() -> Vec<(&'static str, &'static str)> {
+    let sources = [
+        include_str!("../../../src/http/pages/mod.rs"),
+        include_str!("../../../src/http/pages/login.rs"),
+    ];
+    let routes = sources.into_iter().flat_map(|source| source.split(".route(").skip(1));
+    let pages = routes.flat_map(|route| {
+        let template = route.split('"').nth(1).expect("a literal path");
+        let methods = [("GET", "get("), ("POST", "post(")];
+        let served = methods.into_iter().filter(move |(_, call)| route.contains(*call));
+        served.map(move |(method, _)| (method, template))
+    });
+    pages.collect()
+}
+
+#[tokio::test]
+async fn every_page_but_that_of_the_login_asks_for_a_token_and_every_change_for_its_scope() {
+    let guarded = Guarded::start().await;
+    let (wrong, reader) =
+        (guarded.client.with_token("wrong-0123456789abcdef"), guarded.as_caller("reader"));
+    let mut tested = 0;
+    for (method, template) in pages() {
+        if OF_LOGIN.contains(&template) {
+            continue;
+        }
+        let parts = template.split(['{', '}']).enumerate();
+        let path: String =
+            parts.map(|(at, part)| if at % 2 == 0 { part } else { "test" }).collect();
+        for stranger in [&guarded.client, &wrong] {
+            let answer = stranger.send(method, &path, &[], b"").await;
+            let to = answer.header("location").unwrap_or_default();
+            assert!(answer.code == 303 && to.starts_with("/login"), "{method} {path}: {answer:?}");
+        }
+        if method == "POST" {
+            let answer = reader.post(&path).await;
+            let said = String::from_utf8_lossy(&answer.body);
+            assert!(answer.code == 403 && said.contains("has no scope"), "{path}: {said}");
+        }
+        tested += 1;
+    }
+    assert!(tested > 30, "only {tested} pages were found");
     guarded.instance.stop().await;
 }
 
@@ -288,6 +337,41 @@ async fn without_tokens_only_local_names_are_answered_and_no_page_of_another_sit
     let length: u64 = redis::cmd("XLEN").arg(STREAM).query_async(&mut connection).await.unwrap();
     assert_eq!(length, 0);
     instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_visitor_chooses_the_colours_before_the_login() {
+    let guarded = Guarded::start().await;
+    let body = b"theme=dark&to=%2Flogin%3Fto%3D%252F";
+    let answer = guarded.client.send("POST", "/theme", &[FORM], body).await;
+    assert_eq!((answer.code, answer.header("location")), (303, Some("/login?to=%2F")));
+    assert!(answer.header("set-cookie").unwrap().starts_with("fairlane-theme=dark;"), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_session_that_began_over_https_is_sent_over_https_only() {
+    let guarded = Guarded::start().await;
+    let body = format!("token={}", text("root"));
+    for (scheme, is_secure) in [("https", true), ("http", false)] {
+        let origin = format!("{scheme}://{}", guarded.client.address);
+        let headers = [FORM, ("origin", &*origin)];
+        let answer = guarded.client.send("POST", "/login", &headers, body.as_bytes()).await;
+        let cookie = answer.header("set-cookie").expect("it is known");
+        assert_eq!(cookie.ends_with("; Secure"), is_secure, "{cookie}");
+    }
+}
+
+#[tokio::test]
+async fn no_cache_keeps_what_a_token_shows() {
+    let guarded = Guarded::start().await;
+    let overseer = guarded.as_caller("overseer");
+    for path in ["/v1/pipelines", "/v1/problems", "/v1/pipelines/none", "/v1/none"] {
+        let answer = overseer.get(path).await;
+        assert_eq!(answer.header("cache-control"), Some("no-store"), "{path}: {answer:?}");
+    }
+    // The same for everybody.
+    let style = guarded.client.get("/style.css").await;
+    assert_eq!(style.header("cache-control"), Some("max-age=300"));
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! The web pages in a real browser, with mouse and keyboard.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use serde_json::json;
 
 use crate::support::automation_rig::{self, Rig as RulesRig};
@@ -9,7 +11,7 @@ use crate::support::config::{STREAM, config};
 use crate::support::http::Client;
 use crate::support::instance::Instance;
 use crate::support::notification_rig::{LONG, Rig};
-use crate::support::receiver::{Receiver, Reply};
+use crate::support::receiver::{Call, Receiver, Reply};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::wait::eventually;
@@ -36,7 +38,7 @@ async fn dead(client: &Client) -> Vec<String> {
 
 /// Refuses the first `refused` calls with 410 and accepts the others.
 async fn receiver(refused: usize) -> Receiver {
-    let answer = move |call: crate::support::receiver::Call| async move {
+    let answer = move |call: Call| async move {
         if call.number < refused { Reply::new(410, "") } else { Reply::new(200, "") }
     };
     Receiver::start(answer).await
@@ -201,6 +203,55 @@ async fn a_login_leads_to_the_page_that_was_asked_for_and_a_logout_ends_it() {
     let [refused] = page.problems().try_into().unwrap();
     assert!(refused.contains("401"), "{refused}");
     assert_eq!(other.problems(), NONE);
+    instance.stop().await;
+}
+
+/// A proxy in front of an instance. The first stream of a live page ends soon, the second one is
+/// refused, and the third one goes on.
+async fn proxy(client: Client) -> Receiver {
+    let streams = AtomicUsize::new(0);
+    Receiver::start(move |call: Call| {
+        let kinds = call.headers.get("accept");
+        let is_stream = kinds.is_some_and(|kinds| kinds == "text/event-stream");
+        let number = is_stream.then(|| streams.fetch_add(1, Ordering::Relaxed));
+        let client = client.clone();
+        async move {
+            let kind = ("content-type", "text/event-stream");
+            match number {
+                Some(0) => {
+                    Reply::new(200, "retry: 10\ndata: <h1>First</h1>\n\n").with(kind.0, kind.1)
+                }
+                Some(1) => Reply::new(502, "Bad Gateway"),
+                Some(_) => {
+                    let head = format!("HTTP/1.1 200 OK\r\n{}: {}\r\n\r\n", kind.0, kind.1);
+                    let first = format!("{head}data: <h1>Third</h1>\n\n");
+                    Reply::Drip(first.into_bytes(), b":\n\n".to_vec())
+                }
+                None => {
+                    let path = call.line.split(' ').nth(1).unwrap_or_default();
+                    let answer = client.get(path).await;
+                    let kind = answer.header("content-type").unwrap_or_default().to_owned();
+                    Reply::new(answer.code, answer.body).with("content-type", &kind)
+                }
+            }
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_live_page_that_is_refused_says_so_and_tries_again() {
+    let server = RedisServer::start(Options::default());
+    let instance = Instance::start(&config(&server, "test", &[]), Log::default().content()).await;
+    let proxy = proxy(instance.client()).await;
+    let page = Page::open(&proxy.address.to_string()).await;
+    assert_eq!(page.goto("/").await, 200);
+    page.has(css("#live[data-state=off] a")).await;
+    assert_eq!(page.text(css("#live")).await, "not up to date. Refresh");
+    assert_eq!(page.text(css("h1")).await, "First");
+    // After 15 to 30 s.
+    eventually(LONG, "it is live again", async || page.text(css("#live")).await == "live").await;
+    assert_eq!(page.text(css("h1")).await, "Third");
     instance.stop().await;
 }
 

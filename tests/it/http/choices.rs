@@ -200,6 +200,36 @@ async fn a_first_event_is_published_with_a_form_and_followed() {
 }
 
 #[tokio::test]
+async fn a_long_event_is_published_with_the_form() {
+    let server = RedisServer::start(Options::default());
+    let instance = start(&server, &[]).await;
+    // 150,000 characters of JSON. A quote or a comma takes three bytes.
+    let body = format!("type=a.b&bot=shop&data=[{}7]", "%22a%22%2C".repeat(37_500));
+    let client = instance.client();
+    let answer = client.send("POST", "/publish", &[FORM, BROWSER], body.as_bytes()).await;
+    assert_eq!(answer.code, 303, "{}", text(&answer));
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn what_was_typed_stays_if_the_event_cannot_be_published() {
+    let server = RedisServer::start(Options::default());
+    let instance = start(&server, &[]).await;
+    let client = instance.client();
+    let body = b"type=typed.by.hand&bot=shop&data=%7B%22half%22%3A1%7D";
+    server.sigstop();
+    let answer = client.send("POST", "/publish", &[FORM, BROWSER], body).await;
+    server.sigcont();
+    assert_eq!((answer.code, answer.header("retry-after")), (503, Some("1")), "{answer:?}");
+    let page = text(&answer);
+    for kept in ["value=\"typed.by.hand\"", "value=\"shop\"", "{&quot;half&quot;:1}"] {
+        assert!(page.contains(kept), "{kept} is missing in {page}");
+    }
+    assert!(page.contains("id=\"publish-problem\"") && page.contains("Id of the event"), "{page}");
+    instance.stop().await;
+}
+
+#[tokio::test]
 async fn only_tokens_that_may_publish_have_the_form_and_only_for_their_bots() {
     let directory = tempfile::tempdir().unwrap();
     let token = |name: &str, scopes: &str| {

@@ -10,6 +10,7 @@ use crate::support::browser::{NONE, Page, button, css, link};
 use crate::support::config::config;
 use crate::support::http::Client;
 use crate::support::instance::Instance;
+use crate::support::proxy::Proxy;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::wait::eventually;
@@ -17,8 +18,16 @@ use crate::support::wait::eventually;
 const LONG: Duration = Duration::from_secs(60);
 const HOSTILE: &str = "<script>alert(1)</script>\"'&";
 
-/// Starts with a handler that fails for good, with the type of the event as the reason.
+fn text(server: &RedisServer) -> String {
+    config(server, "test", &[("pipelines.test.batch", "1")])
+}
+
 async fn start(server: &RedisServer) -> Instance {
+    start_with(&text(server)).await
+}
+
+/// Starts with a handler that fails for good, with the type of the event as the reason.
+async fn start_with(config: &str) -> Instance {
     let handler = Log::default().handler(|slice| async move {
         match slice.events.iter().find(|delivery| delivery.event.kind() != "fine") {
             Some(delivery) => {
@@ -27,7 +36,7 @@ async fn start(server: &RedisServer) -> Instance {
             None => Ok(Outcomes::done()),
         }
     });
-    Instance::start(&config(server, "test", &[("pipelines.test.batch", "1")]), handler).await
+    Instance::start(config, handler).await
 }
 
 /// Publishes events and waits until all letters of the pipeline are there.
@@ -159,6 +168,34 @@ async fn selected_letters_are_redriven_and_those_of_other_bots_are_not() {
     let answer = anonymous.send("POST", "/pipelines/test/dead/drop", &foreign, b"until=9").await;
     assert_eq!(answer.code, 403, "{answer:?}");
     assert_eq!(dead(&root).await, 1);
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn an_action_that_redis_interrupts_says_how_many_letters_are_done() {
+    let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    let proxy = Proxy::start(server.tcp_addr()).await;
+    let instance = start_with(&text(&server).replace(&server.url(), &proxy.url())).await;
+    let client = instance.client();
+    die(&client, "one", "late", 0..300, 300).await;
+    let form = [("content-type", "application/x-www-form-urlencoded")];
+    for (deed, done) in [("redrive", "queued again"), ("drop", "dropped")] {
+        eventually(LONG, "all are dead", async || dead(&client).await == 300).await;
+        let letters = client.get("/v1/pipelines/test/dead?limit=300").await.json();
+        // A step takes the oldest 100. The first letter of the second step:
+        let id = letters["dead_letters"][199]["id"].as_str().unwrap();
+        proxy.swallow(id.split_once('.').unwrap().1, 1);
+        let path = format!("/pipelines/test/dead/{deed}");
+        let answer = client.send("POST", &path, &form, b"until=9999999999999").await;
+        let page = String::from_utf8_lossy(&answer.body);
+        let told = format!("at least 100 of the dead letters are {done}; then Redis did not");
+        assert!(answer.code == 503 && page.contains(&told), "{answer:?}");
+        let trail = client.get("/v1/audit").await.json();
+        let last = &trail["actions"][0];
+        assert_eq!(last["action"], format!("{deed} all"), "{trail}");
+        let result = last["result"].as_str().unwrap();
+        assert!(result.starts_with(&format!("failed: {told}")), "{trail}");
+    }
     instance.stop().await;
 }
 

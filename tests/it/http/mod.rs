@@ -10,6 +10,8 @@ mod contract;
 mod cors;
 mod customer;
 mod events;
+mod explained;
+mod far;
 mod find;
 mod hostile;
 mod letters;

@@ -70,7 +70,7 @@ pub(super) fn body(view: &View, has_token: bool) -> Markup {
                         value=[view.subscriber.as_ref().map(|(id, _)| id)];
                     button type="submit" { "Show" }
                 }
-                @if let Some((id, kept)) = &view.subscriber { (known(id, kept.as_ref())) }
+                @if let Some((id, kept)) = &view.subscriber { (known(id, kept)) }
             }
         }
     }
@@ -309,10 +309,13 @@ pub(in super::super) fn state(state: BotState) -> &'static str {
     }
 }
 
-fn known(id: &str, kept: Option<&Kept>) -> Markup {
-    let Some((sequence, Profile { tags, fields })) =
-        kept.and_then(|kept| Some((kept.sequence?, &kept.profile)))
-    else {
+fn known(id: &str, kept: &Result<Kept, String>) -> Markup {
+    let kept = match kept {
+        Ok(kept) => kept,
+        Err(why) => return html! { p.none { (why) } },
+    };
+    let Profile { tags, fields } = &kept.profile;
+    let Some(sequence) = kept.sequence else {
         return html! { p.none { "Nothing is known of " (id) ": profiles are kept from the first rule of a bot on." } };
     };
     html! {

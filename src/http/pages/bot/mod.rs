@@ -12,6 +12,8 @@ use std::sync::Arc;
 use axum::extract::{FromRequest as _, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Redirect, Response};
+use futures_util::future::OptionFuture;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use reqwest::Url;
 use serde::Deserialize;
 
@@ -40,7 +42,10 @@ use crate::pipeline::Protected;
 use crate::presence::{self, Process};
 use crate::queue::{BotView, DeadOfBot, Holdings, LaneAside, LastFailure};
 use crate::rate::Weight;
+use crate::redis::RedisError;
 
+/// Number of pipelines that are looked at concurrently.
+const CONCURRENT: usize = 4;
 /// Number of next events shown per queue.
 const NEXT: usize = 5;
 /// Number of attempts shown per queue.
@@ -77,9 +82,11 @@ struct View {
     may_set: bool,
     /// Whether views are counted here.
     counts: bool,
-    /// The requested subscriber, and its profile.
-    subscriber: Option<(String, Option<Kept>)>,
+    /// The requested subscriber, and its profile or the reason why it cannot be shown.
+    subscriber: Option<Subscriber>,
 }
+
+type Subscriber = (String, Result<Kept, String>);
 
 /// The queue of the bot in one pipeline.
 struct OfBot {
@@ -137,21 +144,11 @@ pub(super) async fn show(
 }
 
 async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Result<View, Problem> {
-    let (mut rules, mut known) = (Err("rules are not evaluated here".to_owned()), None);
-    match api.automations() {
-        Ok(editor) => {
-            rules = shown(editor, bot).await.map_err(|problem| problem.detail().to_owned());
-            if !subscriber.is_empty() {
-                let kept = editor.subscriber(bot, subscriber).await?;
-                known = Some((subscriber.to_owned(), Some(kept)));
-            }
-        }
-        Err(problem) => rules = rules.map_err(|_| problem.detail().to_owned()),
-    }
+    let automated = Box::pin(automated(api, bot, subscriber));
+    let ((rules, subscriber), known) = tokio::join!(automated, in_pipelines(api, caller, bot));
     let (mut queues, mut unseen) = (Vec::new(), "Never seen".to_owned());
-    let processes = presence::processes(api.queues.link()).await?;
-    for pipeline in api.queues.names().await? {
-        match in_pipeline(api, caller, (bot, &pipeline), &processes).await? {
+    for known in known? {
+        match known {
             Known::Queue(queue) => queues.push(*queue),
             Known::Unseen(words) => unseen = words,
         }
@@ -166,8 +163,42 @@ async fn look(api: &Api, caller: &Caller, bot: &BotId, subscriber: &str) -> Resu
         may_operate: caller.check_scope(Scope::Operate).is_ok(),
         may_set: caller.check_scope(Scope::Operate).is_ok() && caller.check_all_bots().is_ok(),
         counts: api.services.of::<Counters>(counters::PIPELINE).is_ok(),
-        subscriber: known,
+        subscriber,
     })
+}
+
+/// The rules, and the requested subscriber.
+async fn automated(
+    api: &Api,
+    bot: &BotId,
+    subscriber: &str,
+) -> (Result<Vec<Shown>, String>, Option<Subscriber>) {
+    let said = |problem: Problem| problem.detail().to_owned();
+    let editor = match api.automations() {
+        Ok(editor) => editor,
+        Err(problem) => return (Err(said(problem)), None),
+    };
+    let known = async {
+        let kept = editor.subscriber(bot, subscriber).await;
+        (subscriber.to_owned(), kept.map_err(|error| said(error.into())))
+    };
+    let known = OptionFuture::from((!subscriber.is_empty()).then_some(known));
+    let (rules, known) = tokio::join!(shown(editor, bot), known);
+    (rules.map_err(said), known)
+}
+
+/// What the pipelines know of a bot. With a slow Redis, one after the other would take too long.
+async fn in_pipelines(api: &Api, caller: &Caller, bot: &BotId) -> Result<Vec<Known>, Problem> {
+    let (processes, names) =
+        tokio::try_join!(presence::processes(api.queues.link()), api.queues.names())?;
+    let processes = &processes;
+    stream::iter(names)
+        .map(|pipeline| async move {
+            Box::pin(in_pipeline(api, caller, (bot, &pipeline), processes)).await
+        })
+        .buffered(CONCURRENT)
+        .try_collect()
+        .await
 }
 
 /// What a pipeline knows of a bot.
@@ -185,19 +216,25 @@ async fn in_pipeline(
 ) -> Result<Known, Problem> {
     let (queue, now) = (api.queues.of(pipeline), api.clock.now());
     let now_ms = millis(now);
-    let mut look = queue.view_bot(bot, now).await?;
-    bots::veil(caller, &mut look);
-    let holds = queue.holdings(bot).await?;
-    let recent = queue.recent(bot, start_ms(now_ms)).await?;
-    let mut attempts = if recent.attempts.len() < ATTEMPTS {
-        queue.attempts(bot, ATTEMPTS).await?
-    } else {
-        recent.attempts[..ATTEMPTS].to_vec()
+    let looked = async {
+        let look = queue.view_bot(bot, now).await?;
+        let failure = queue.last_failure(&look).await?;
+        Ok::<_, RedisError>((look, failure))
     };
+    let attempted = async {
+        let recent = queue.recent(bot, start_ms(now_ms)).await?;
+        let attempts = match recent.attempts.get(..ATTEMPTS) {
+            Some(last) => last.to_vec(),
+            None => queue.attempts(bot, ATTEMPTS).await?,
+        };
+        Ok::<_, RedisError>((recent, attempts))
+    };
+    let ((mut look, failure), (recent, mut attempts), holds, stopped) =
+        tokio::try_join!(looked, attempted, queue.holdings(bot), queue.is_stopped(bot))?;
+    bots::veil(caller, &mut look);
     for attempt in &mut attempts {
         veil(caller, attempt);
     }
-    let failure = queue.last_failure(&look).await?;
     let terms = Terms::of(api.queues.configured(pipeline), caller.check_all_bots().is_ok());
     let handled = presence::handler_of(processes, pipeline, bot).map(|(process, since_ms)| {
         // Machines are shown to tokens for all bots only.
@@ -209,7 +246,7 @@ async fn in_pipeline(
         failure: failure.as_ref(),
         attempts: &attempts,
         holds: &holds,
-        stopped: queue.is_stopped(bot).await?,
+        stopped,
         handled,
         terms: &terms,
     };
@@ -220,20 +257,29 @@ async fn in_pipeline(
     }
     // Lanes that are set aside are not in the order of arrival.
     let length = look.depth.saturating_sub(look.set_aside);
-    let before = queue.arrived_until(bot, &starts(now_ms), length).await?;
+    let minutes = starts(now_ms);
+    let (before, dead, lanes, next) = tokio::try_join!(
+        queue.arrived_until(bot, &minutes, length),
+        async {
+            match holds.dead_letters {
+                0 => Ok(DeadOfBot::default()),
+                _ => queue.dead_of(bot).await,
+            }
+        },
+        async {
+            match look.set_aside {
+                0 => Ok(Vec::new()),
+                _ => queue.lanes_aside(bot, ASIDE, ASIDE_BYTES).await,
+            }
+        },
+        async {
+            match look.depth {
+                0 => Ok(Vec::new()),
+                _ => queue.glimpse_events(bot, NEXT).await,
+            }
+        },
+    )?;
     let flow = Flow::new(&recent, &before, length, now_ms);
-    let dead = match holds.dead_letters {
-        0 => DeadOfBot::default(),
-        _ => queue.dead_of(bot).await?,
-    };
-    let lanes = match look.set_aside {
-        0 => Vec::new(),
-        _ => queue.lanes_aside(bot, ASIDE, ASIDE_BYTES).await?,
-    };
-    let next = match look.depth {
-        0 => Vec::new(),
-        _ => queue.glimpse_events(bot, NEXT).await?,
-    };
     let (kept, quotas) = (queue.protected(), queue.quotas().of(bot).into());
     let pipeline = pipeline.clone();
     Ok(Known::Queue(Box::new(OfBot {

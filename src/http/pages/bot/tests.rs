@@ -62,7 +62,7 @@ fn view(rules: Result<Vec<Shown>, String>) -> View {
         may_operate: true,
         may_set: true,
         counts: true,
-        subscriber: Some(("<i>".to_owned(), Some(kept))),
+        subscriber: Some(("<i>".to_owned(), Ok(kept))),
     }
 }
 
@@ -102,6 +102,14 @@ fn without_rules_the_page_gives_the_remedy_or_the_reason() {
     assert!(page.contains("PUT /v1/bots/BOT/automations/RULE"), "{page}");
     let page = body(&view(Err("MongoDB is unavailable".to_owned())), false).into_string();
     assert!(page.contains("MongoDB is unavailable") && !page.contains("subscriber"), "{page}");
+}
+
+#[test]
+fn a_subscriber_that_cannot_be_read_leaves_the_rest_of_the_page() {
+    let mut view = view(Ok(Vec::new()));
+    view.subscriber = Some(("anna".to_owned(), Err("MongoDB <is> unavailable".to_owned())));
+    let page = body(&view, true).into_string();
+    assert!(page.contains("MongoDB &lt;is&gt; unavailable") && page.contains("1,234"), "{page}");
 }
 
 #[test]

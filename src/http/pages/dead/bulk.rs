@@ -15,6 +15,7 @@ use super::super::super::acting;
 use super::super::super::auth::Caller;
 use super::super::super::extract::{Path, Query};
 use super::super::super::parameters::Parameters;
+use super::super::super::partly::stopped;
 use super::super::super::pipelines::PipelinePath;
 use super::super::super::problem::Problem;
 use super::super::{Refusal, grouped, headline, page};
@@ -22,7 +23,7 @@ use super::filter::{Done, PageQuery, path};
 use crate::clock::millis;
 use crate::config::Scope;
 use crate::id::{BotId, LetterId, Offset, PipelineName, Shard};
-use crate::queue::{Bound, Deed, Queue, Swept, Wish};
+use crate::queue::{Bound, BulkStopped, Deed, Queue, Swept, Wish};
 use crate::trail::Action;
 
 /// Maximum number of letters of one action, and its time.
@@ -189,7 +190,10 @@ async fn act(
     let wanted = Wish { bot: bot.as_ref(), wanted: &|_| true, reason: &wish.reason };
     let bound = Bound { letters: LETTERS_MAX, deadline: Instant::now() + TIME };
     let until = until.min(api.queues.time().await?);
-    let work = async { Ok(queue.sweep_dead(wanted, until, bound, deed).await?) };
+    let work = async {
+        let swept = queue.sweep_dead(wanted, until, bound, deed).await;
+        swept.map_err(|error| stopped(deed, error))
+    };
     let action = if deed == Deed::Drop { "drop all" } else { "redrive all" };
     let action = Action::new(action).in_pipeline(pipeline).of_bot(bot.as_ref());
     let action = action.details(&wish.reason);
@@ -254,12 +258,13 @@ pub(in super::super) async fn chosen(
             shards.entry(letter.id.shard).or_default().push((bot, letter.id.entry));
         }
         let work = async {
-            let mut count = 0;
+            let mut done = 0;
             for (shard, letters) in &mut shards {
                 letters.sort_by_key(|(_, entry)| *entry);
-                count += queue.settle_letters(*shard, letters, deed).await?;
+                let settled = queue.settle_letters(*shard, letters, deed, &mut done).await;
+                settled.map_err(|source| stopped(deed, BulkStopped { done, source }))?;
             }
-            Ok(count)
+            Ok(done)
         };
         let action = Action::new(name(deed).0).in_pipeline(&pipeline);
         let action = match bots.as_slice() {
@@ -325,7 +330,10 @@ pub(in super::super) async fn redrive_notifications(
     let wanted = Wish { bot: None, wanted: &|_| true, reason: "" };
     let bound = Bound { letters: LETTERS_MAX, deadline: Instant::now() + TIME };
     let until = until.min(api.queues.time().await?);
-    let work = async { Ok(queue.sweep_dead(wanted, until, bound, Deed::Redrive).await?) };
+    let work = async {
+        let swept = queue.sweep_dead(wanted, until, bound, Deed::Redrive).await;
+        swept.map_err(|error| stopped(Deed::Redrive, error))
+    };
     let action = Action::new("redrive all").in_pipeline(queue.name());
     api.act(&caller, action, work, |swept| acting::number(&swept.count)).await?;
     Ok(Redirect::to("/notifications#dead"))
