@@ -8,6 +8,9 @@ use crate::metrics::{
 };
 use crate::outbound::breakers::prepare;
 
+/// The outcome of a notification without a record.
+const GONE: &str = "gone";
+
 /// Metrics of the notifications.
 #[derive(Clone)]
 pub(crate) struct NotificationMetrics {
@@ -18,7 +21,7 @@ pub(crate) struct NotificationMetrics {
 impl NotificationMetrics {
     /// Creates the handles and sets the series to 0.
     pub(crate) fn new() -> Self {
-        for outcome in OUTCOMES {
+        for outcome in OUTCOMES.into_iter().chain([GONE]) {
             counter!(NOTIFICATIONS, "type" => NO_KIND, "outcome" => outcome).absolute(0);
         }
         prepare();
@@ -29,6 +32,11 @@ impl NotificationMetrics {
     pub(crate) fn count(kind: &str, outcome: &str) {
         let (kind, outcome) = (kind.to_owned(), outcome.to_owned());
         counter!(NOTIFICATIONS, "type" => kind, "outcome" => outcome).increment(1);
+    }
+
+    /// Counts notifications without a record. So their types are unknown.
+    pub(crate) fn count_gone(count: u64) {
+        counter!(NOTIFICATIONS, "type" => NO_KIND, "outcome" => GONE).increment(count);
     }
 }
 

@@ -18,6 +18,7 @@ pub(crate) mod part;
 mod pending;
 pub mod queue;
 pub mod record;
+mod records;
 pub mod scripts;
 mod send;
 mod sender;

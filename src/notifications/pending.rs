@@ -33,37 +33,52 @@ impl Queue {
         after: Option<Place>,
         limit: usize,
     ) -> Result<Pending, RedisError> {
-        let keys = self.keys_of(bot);
         let (mut place, mut pending) = (after, Pending::default());
         for _ in 0..PAGES {
-            let (page, is_last) = self.due_behind(bot, place).await?;
-            let mut pipe = Pipeline::with_capacity(page.len());
-            for (_, id) in &page {
-                pipe.cmd("HGET").arg(keys.notification(*id)).arg("bot");
-            }
+            let (page, mut is_last) = self.due_behind(bot, place).await?;
             if page.is_empty() {
                 return Ok(pending);
             }
-            let bots = self.link().run_checked("HGET", &pipe).await?;
-            for (at, of) in page.iter().zip(bots) {
-                place = Some(*at);
-                let of = Reply::single(of).and_then(|mut reply| reply.text());
-                let of = of.map_err(|error| self.link().misread("HGET", error))?;
-                if of != bot.as_str() {
-                    continue;
-                }
-                pending.found.extend(self.notification(at.1).await?);
-                if pending.found.len() == limit {
-                    pending.next = place;
-                    return Ok(pending);
-                }
+            let mut of_bot = self.only_of(bot, &page).await?;
+            place = page.last().copied();
+            let wanted = limit.saturating_sub(pending.found.len());
+            if of_bot.len() > wanted {
+                of_bot.truncate(wanted);
+                (place, is_last) = (of_bot.last().copied(), false);
             }
+            let ids: Vec<NotificationId> = of_bot.into_iter().map(|(_, id)| id).collect();
+            pending.found.extend(self.notifications(&ids).await?);
             if is_last {
                 return Ok(pending);
+            }
+            if pending.found.len() >= limit {
+                break;
             }
         }
         pending.next = place;
         Ok(pending)
+    }
+
+    /// Those of these places that are of the bot. Each event that is due later begins with the length of
+    /// the id of its bot, and the id: see `promote`.
+    async fn only_of(&self, bot: &BotId, page: &[Place]) -> Result<Vec<Place>, RedisError> {
+        let mut events = redis::cmd("HMGET");
+        events.arg(&self.keys_of(bot).later);
+        for (_, id) in page {
+            events.arg(id.to_string());
+        }
+        let misread = |error| self.link().misread("HMGET", error);
+        let events = self.link().command("HMGET", events).await?;
+        let mut events = Reply::new(events).map_err(misread)?;
+        let head = format!("{}:{bot}", bot.as_str().len());
+        let mut of_bot = Vec::new();
+        for place in page {
+            let event = events.bytes().map_err(misread)?.unwrap_or_default();
+            if event.starts_with(head.as_bytes()) {
+                of_bot.push(*place);
+            }
+        }
+        Ok(of_bot)
     }
 
     /// The next due times of a shard behind a place, and whether they are the last ones.

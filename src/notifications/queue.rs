@@ -188,20 +188,6 @@ impl Queue {
         self.link().call(&Release { keys, now, bot, uid, threshold }).await
     }
 
-    /// The notification with this id, if it exists.
-    ///
-    /// # Errors
-    /// If Redis is unavailable or refuses.
-    pub async fn notification(&self, id: NotificationId) -> Result<Option<Kept>, RedisError> {
-        let Some(shard) = id.shard(self.shard_count()) else { return Ok(None) };
-        let keys = self.keys(shard);
-        let mut pipe = Pipeline::with_capacity(2);
-        pipe.cmd("HMGET").arg(keys.notification(id)).arg(FIELDS);
-        pipe.cmd("ZSCORE").arg(&keys.due).arg(id.to_string());
-        let values = self.link().run_checked("HMGET", &pipe).await?;
-        kept(id, values).map_err(|source| self.link().misread("HMGET", source))
-    }
-
     /// The notifications among `ids` that have not ended and have no due time. Their events are
     /// queued, or they are lost.
     ///
@@ -424,11 +410,6 @@ impl Tally {
     }
 }
 
-const FIELDS: &[&str] = &[
-    "state", "bot", "uid", "type", "due", "expires", "created", "ended", "online", "attempts",
-    "reason", "url", "label", "key",
-];
-
 /// A notification that may be lost.
 #[derive(Debug)]
 pub(crate) struct Suspect {
@@ -447,34 +428,6 @@ fn suspect(id: NotificationId, record: Value) -> Result<Option<Suspect>, ReplyEr
     let Some(sequence) = sequence.filter(|_| ended.is_none()) else { return Ok(None) };
     let bot = bot.parse().map_err(|_| ReplyError::unexpected("a bot", &bot))?;
     Ok(Some(Suspect { id, bot, uid, sequence }))
-}
-
-fn kept(id: NotificationId, values: Vec<Value>) -> Result<Option<Kept>, ReplyError> {
-    let mut values = values.into_iter();
-    let mut next = || values.next().unwrap_or(Value::Nil);
-    let (mut fields, mut next_due) = (Reply::new(next())?, Reply::single(next())?);
-    let text = fields.text()?;
-    if text.is_empty() {
-        return Ok(None);
-    }
-    Ok(Some(Kept {
-        id,
-        state: text.parse().map_err(|_| ReplyError::unexpected("a state", &text))?,
-        bot: fields.parsed()?,
-        uid: fields.text()?,
-        kind: fields.text()?,
-        due_ms: fields.number()?,
-        expires_ms: fields.number()?,
-        created_ms: fields.number()?,
-        ended_ms: fields.optional()?,
-        waits: fields.text()? == "1",
-        attempts: fields.number()?,
-        reason: fields.text()?,
-        url: fields.text()?,
-        label: fields.text()?,
-        key: fields.text()?,
-        next_ms: next_due.score()?.and_then(|score| u64::try_from(score).ok()),
-    }))
 }
 
 fn add(stats: &mut Stats, value: Value) -> Result<(), ReplyError> {

@@ -54,6 +54,8 @@ const TELL_AGAIN_MAX: Duration = Duration::from_millis(800);
 
 /// When an unreported result was last logged.
 static UNTOLD: OncePerMinute = OncePerMinute::new();
+/// When a notification without a record was last logged.
+static GONE: OncePerMinute = OncePerMinute::new();
 
 /// The resources of sends.
 #[derive(Debug, Clone)]
@@ -140,6 +142,17 @@ impl Sender {
         let judged = queue.begin_sends(&slice.bot, events, throttle, HOLD, clock.now()).await?;
         for ended in judged.ended {
             NotificationMetrics::count(&ended.label, &ended.outcome);
+        }
+        if judged.gone > 0 {
+            NotificationMetrics::count_gone(judged.gone);
+            if let Some(suppressed) = GONE.take() {
+                warn!(
+                    bot = slice.bot.as_str(),
+                    count = judged.gone,
+                    suppressed,
+                    "due notifications have no record, so they are not sent: they were cancelled or replaced, and their results have ended, or Redis lost their records"
+                );
+            }
         }
         for begun in judged.begun {
             let sender = self.clone();

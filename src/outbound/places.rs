@@ -7,7 +7,8 @@
 //! of shared packet buffers (Choudhury and Hahne, 1998); it needs no list of those that wait.
 //!
 //! A refused request gets a time to return, spread by the speed of its bot. So ten thousand requests
-//! of a bot do not return in one burst, and those of another bot do not return after them.
+//! of a bot do not return in one burst, and those of another bot do not return after them. Each return
+//! costs Redis some calls: a bot whose requests are slow returns few of them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +20,10 @@ use crate::id::BotId;
 
 /// The shortest and, for the spread, the longest time until a refused request returns.
 pub(super) const AGAIN_MIN: Duration = Duration::from_millis(50);
-const AGAIN_MAX: Duration = Duration::from_secs(30);
+const AGAIN_MAX: Duration = Duration::from_secs(300);
+/// The time between two requests that return after the pause of a breaker. How fast the host will
+/// answer then is not known.
+pub(super) const AFTER_BREAKER: Duration = Duration::from_millis(3);
 /// While no request of a bot starts or ends, a refused one returns after as long as that has lasted:
 /// places that are held for long are not asked for again and again. At most this.
 const STALLED_MAX: Duration = Duration::from_secs(2);
@@ -28,8 +32,8 @@ const WEIGHT: u32 = 8;
 /// The average duration of a request before the first one ended.
 const USUAL: Duration = Duration::from_millis(20);
 /// A refused request that has not returned within twice this was started by another process, or
-/// never will be.
-const LOST: Duration = Duration::from_secs(120);
+/// never will be. Longer than any request waits.
+const LOST: Duration = AGAIN_MAX.saturating_add(Duration::from_secs(60));
 /// Multiples of the golden ratio, without their whole parts, are spread evenly between 0 and 1.
 const GOLDEN: f64 = 0.618_033_988_749_895;
 
@@ -83,18 +87,64 @@ impl Waiting {
     }
 }
 
+/// Why a request is refused.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Cause {
+    /// Its bot has as many places as it may.
+    Places,
+    /// The host has as many requests as its rate allows.
+    Rate,
+    /// A breaker is open until then.
+    Breaker(Instant),
+}
+
 /// A request that is refused.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Refused {
     pub(super) now: Instant,
-    /// When it may return at the earliest.
-    pub(super) earliest: Instant,
+    pub(super) cause: Cause,
+    /// Whether it was refused before.
+    pub(super) again: bool,
     /// Maximum number of concurrent requests of its bot.
     pub(super) places: usize,
     /// Minimum interval between two requests of its bot.
     pub(super) interval: Duration,
-    /// `Some` if it was refused before: the time that all waiting requests to the host need.
-    pub(super) again: Option<Duration>,
+    /// Minimum interval between two requests of all bots to the host.
+    pub(super) of_host: Duration,
+    /// The time that all waiting requests to the host need at its rate.
+    pub(super) all: Duration,
+}
+
+/// Turns, one after the other.
+#[derive(Debug)]
+struct Turns {
+    next: Instant,
+    /// The place of the last request without a turn, from 0 to 1.
+    part: f64,
+}
+
+impl Turns {
+    fn new(now: Instant) -> Self {
+        Self { next: now, part: 0.0 }
+    }
+
+    /// When a request returns: `own` after its turn, which is not before `earliest` and `step` before
+    /// the next one. Those without a turn within [`AGAIN_MAX`] are spread over the second half of it:
+    /// few return too early, and they form no burst.
+    fn take(&mut self, earliest: Instant, own: Duration, step: Duration) -> Instant {
+        let turn = self.next.max(earliest);
+        if turn > earliest + AGAIN_MAX {
+            return earliest + AGAIN_MAX.mul_f64(f64::midpoint(1.0, self.part()));
+        }
+        self.next = turn + step;
+        turn + own.min(step)
+    }
+
+    /// Any place from 0 to 1, spread evenly.
+    fn part(&mut self) -> f64 {
+        self.part = (self.part + GOLDEN).fract();
+        self.part
+    }
 }
 
 /// The times at which the refused requests of one bot return.
@@ -102,40 +152,51 @@ pub(super) struct Refused {
 pub(super) struct Line {
     /// The average duration of a request.
     average: Duration,
-    /// When the next refused request may return.
-    next: Instant,
+    /// The turns of refused requests.
+    turns: Turns,
+    /// The turns of those that the rate refused again: it does not refuse more of them than it lets
+    /// pass.
+    again: Turns,
     /// The first refusal since a request started or ended.
     stalled: Option<Instant>,
     waiting: Waiting,
-    /// The part of the line to which the last request that was refused again went, from 0 to 1.
-    part: f64,
 }
 
 impl Line {
     pub(super) fn new(now: Instant) -> Self {
-        Self { average: USUAL, next: now, stalled: None, waiting: Waiting::new(now), part: 0.0 }
+        let (turns, again) = (Turns::new(now), Turns::new(now));
+        Self { average: USUAL, turns, again, stalled: None, waiting: Waiting::new(now) }
     }
 
-    /// The time until a refused request may return. At its first refusal it returns after those
-    /// refused before, at the speed of the bot.
+    /// The time until a refused request may return: after those refused before, at the speed of the bot.
+    /// While none of its requests ends, each is expected to take as long as that has lasted. Requests
+    /// that found no place before return twice as often as places become free, so that few stay free.
     ///
-    /// After another refusal it gets any place among those that wait. At the end of the line the
-    /// bots that were refused more often than others would be the only ones left, each at the speed
-    /// of its part, and the rate of the host would not be used.
+    /// After another refusal by the rate a request gets any place among those that wait. At the end of the
+    /// line the bots that were refused more often than others would be the only ones left, each at the
+    /// speed of its part, and the rate of the host would not be used.
     pub(super) fn turn_away(&mut self, refused: Refused) -> Duration {
-        let Refused { now, earliest, places, interval, again } = refused;
-        let step = self.average / u32::try_from(places).unwrap_or(u32::MAX).max(1);
-        let step = step.max(interval);
+        let Refused { now, cause, again, places, interval, of_host, all } = refused;
+        let places = u32::try_from(places).unwrap_or(u32::MAX).max(1);
+        let step = (self.average / places).max(interval);
         let stalled = now.saturating_duration_since(*self.stalled.get_or_insert(now));
-        let earliest = earliest.max(now + stalled.min(STALLED_MAX)) + AGAIN_MIN;
-        self.waiting.refuse(again.is_some(), now);
-        let until = if let Some(all) = again {
-            self.part = (self.part + GOLDEN).fract();
-            let own = step.saturating_mul(self.waiting.count().max(1));
-            earliest + own.min(all.max(step)).min(AGAIN_MAX).mul_f64(self.part)
-        } else {
-            self.next = self.next.max(earliest).min(earliest + AGAIN_MAX) + step;
-            self.next
+        let stalled = stalled.min(STALLED_MAX);
+        let from = if let Cause::Breaker(until) = cause { until } else { now };
+        let earliest = from.max(now + stalled) + AGAIN_MIN;
+        self.waiting.refuse(again, now);
+        let until = match cause {
+            Cause::Places => {
+                let apart = step.max(stalled / places);
+                self.turns.take(earliest, step, if again { apart / 2 } else { apart })
+            }
+            Cause::Rate if again => {
+                let own = step.saturating_mul(self.waiting.count().max(1));
+                let spread = own.min(all.max(step)).min(AGAIN_MAX);
+                let place = earliest + spread.mul_f64(self.again.part());
+                place.max(self.again.take(now, of_host, of_host))
+            }
+            Cause::Rate => self.turns.take(earliest, step, step),
+            Cause::Breaker(_) => self.turns.take(earliest, step, AFTER_BREAKER),
         };
         until.saturating_duration_since(now)
     }
@@ -156,7 +217,7 @@ impl Line {
 
     /// Requests refused from now on need not return after those refused before.
     pub(super) fn clear(&mut self, now: Instant) {
-        self.next = now;
+        self.turns.next = now;
     }
 }
 
@@ -201,9 +262,16 @@ impl Places {
         let share = state.bots.entry(bot.clone());
         let share = share.or_insert_with(|| Share { taken: 0, line: Line::new(now) });
         if !may_take(share.taken, free) {
-            let (places, interval) = (share.taken.max(1), Duration::ZERO);
-            let refused = Refused { now, earliest: now, places, interval, again: None };
-            return Err(share.line.turn_away(refused));
+            let no_rate = Duration::ZERO;
+            return Err(share.line.turn_away(Refused {
+                now,
+                cause: Cause::Places,
+                again: false,
+                places: share.taken,
+                interval: no_rate,
+                of_host: no_rate,
+                all: no_rate,
+            }));
         }
         share.taken += 1;
         share.line.started(false, now);
@@ -220,7 +288,7 @@ impl State {
     /// Forgets unused bots, as often as their number doubles.
     fn sweep(&mut self, max: usize, now: Instant) {
         if self.bots.len() >= self.sweep_at.max(2 * max) {
-            self.bots.retain(|_, share| share.taken > 0 || share.line.next > now);
+            self.bots.retain(|_, share| share.taken > 0 || share.line.turns.next > now);
             self.sweep_at = 2 * self.bots.len();
         }
     }

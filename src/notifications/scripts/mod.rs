@@ -209,6 +209,8 @@ pub struct Judged {
     pub begun: Vec<Begun>,
     /// Those that ended.
     pub ended: Vec<EndedEarly>,
+    /// Number of events whose notifications have no record.
+    pub gone: u64,
 }
 
 /// A notification that ended without a send.
@@ -269,7 +271,7 @@ impl Call for Begin<'_> {
     fn reply(value: Value) -> Result<Judged, ReplyError> {
         let mut reply = Reply::new(value)?;
         let (letters_removed, letters_over_quota) = (reply.number()?, reply.number()?);
-        let (mut begun, mut ended) = (Vec::new(), Vec::new());
+        let (mut begun, mut ended, mut gone) = (Vec::new(), Vec::new(), 0);
         while let Some(event) = reply.next() {
             if let Value::Array(_) = event {
                 let mut reply = Reply::new(event)?;
@@ -280,9 +282,11 @@ impl Call for Begin<'_> {
                 } else {
                     begun.push(sent(&mut reply)?);
                 }
+            } else if event == Value::Int(1) {
+                gone += 1;
             }
         }
-        Ok(Judged { letters_removed, letters_over_quota, begun, ended })
+        Ok(Judged { letters_removed, letters_over_quota, begun, ended, gone })
     }
 }
 

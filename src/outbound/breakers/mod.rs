@@ -41,7 +41,7 @@ use self::circuit::OPEN_FIRST;
 pub(crate) use self::host::Outcome;
 use self::host::{Host, Seat, Way};
 pub(crate) use self::shown::prepare;
-use super::places::{Refused, may_take};
+use super::places::{Cause, Refused, may_take};
 use super::{CheckedUrl, IDLE};
 use crate::id::BotId;
 
@@ -166,21 +166,22 @@ impl Breakers {
         let way = match host.way(seat, now) {
             Ok(way) => way,
             Err(until) => {
-                let until = until.unwrap_or(now + OPEN_FIRST);
-                let after = self.turn_away((host, seat), (active, again), until, now);
-                return Permission::Open(after);
+                let cause = Cause::Breaker(until.unwrap_or(now + OPEN_FIRST));
+                return Permission::Open(self.turn_away((host, seat), (active, again), cause, now));
             }
         };
         if !way.is_probe() {
             let free = self.limits.per_host.saturating_sub(host.under_way);
             // The part of a bot that uses less than its share of the rate is kept for it.
             let ahead = if seat.even <= now { BURST * 2 } else { BURST };
-            if seat.under_way >= self.limits.per_bot
-                || !may_take(seat.under_way, free)
-                || host.even > now + ahead
+            let cause = if seat.under_way >= self.limits.per_bot || !may_take(seat.under_way, free)
             {
-                let after = self.turn_away((host, seat), (active, again), now, now);
-                return Permission::Full(after);
+                Some(Cause::Places)
+            } else {
+                (host.even > now + ahead).then_some(Cause::Rate)
+            };
+            if let Some(cause) = cause {
+                return Permission::Full(self.turn_away((host, seat), (active, again), cause, now));
             }
         }
         host.even = host.even.max(now) + self.interval;
@@ -205,8 +206,8 @@ impl Breakers {
         let State { hosts, bots, .. } = &mut *state;
         let (host, seat) = seat(hosts, bots, bot, target)?;
         let until = host.way(seat, now).err()?;
-        let until = until.unwrap_or(now + OPEN_FIRST);
-        Some(self.turn_away((host, seat), (1, again), until, now))
+        let cause = Cause::Breaker(until.unwrap_or(now + OPEN_FIRST));
+        Some(self.turn_away((host, seat), (1, again), cause, now))
     }
 
     /// The time until a refused request may return, spread by the speed of the bot at the host, which
@@ -215,15 +216,15 @@ impl Breakers {
         &self,
         (host, seat): (&mut Host, &mut Seat),
         (active, again): (usize, bool),
-        earliest: Instant,
+        cause: Cause,
         now: Instant,
     ) -> Duration {
         host.waiting.refuse(again, now);
         let active = active.max(1);
         let places = self.limits.per_bot.min(self.limits.per_host / active);
         let interval = self.interval * u32::try_from(active).unwrap_or(u32::MAX);
-        let again = again.then(|| self.interval.saturating_mul(host.waiting.count()));
-        seat.line.turn_away(Refused { now, earliest, places, interval, again })
+        let (of_host, all) = (self.interval, self.interval.saturating_mul(host.waiting.count()));
+        seat.line.turn_away(Refused { now, cause, again, places, interval, of_host, all })
     }
 
     /// The hosts with open breakers, those with the largest numbers of failures first. Without those

@@ -1,8 +1,8 @@
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 
 use super::circuit::{FAILURES, OPEN_MAX};
 use super::*;
-use crate::outbound::places::AGAIN_MIN;
+use crate::outbound::places::{AFTER_BREAKER, AGAIN_MIN};
 
 fn limited(per_bot: usize, rate: u64) -> Arc<Breakers> {
     Breakers::new(Limits { per_bot, per_host: 2 * per_bot, rate })
@@ -335,6 +335,83 @@ fn requests_of_many_bots_that_are_due_at_once_use_the_whole_rate() {
         assert!((9.8..10.2).contains(&took), "20,000 at 2,000/s in slices of {slice}: {took} s");
         assert!(refused < BOTS * EACH * 8 / 5, "few are refused twice: {refused}");
     }
+}
+
+/// `requests` of a bot are due at once. How often they are asked for within `time`, and how many
+/// pass, if each takes `takes`. `again`: another process refused them before.
+fn asked_for(
+    breakers: &Arc<Breakers>,
+    (requests, again): (usize, bool),
+    (takes, time): (Duration, Duration),
+) -> (usize, usize) {
+    let begun = Instant::now();
+    let mut coming: BTreeSet<(Instant, usize, bool)> =
+        (0..requests).map(|number| (begun, number, again)).collect();
+    let mut in_flight: VecDeque<(Instant, Pass)> = VecDeque::new();
+    let (mut now, mut asked, mut passed) = (begun, 0, 0);
+    while let Some((at, number, again)) = coming.pop_first() {
+        now = now.max(at) + Duration::from_micros(300);
+        if now > begun + time {
+            break;
+        }
+        while in_flight.front().is_some_and(|(end, _)| *end <= now) {
+            let (end, pass) = in_flight.pop_front().unwrap();
+            pass.say(Outcome::Answered, end);
+        }
+        asked += 1;
+        match ask_again(breakers, again, now) {
+            Permission::Go(pass) => {
+                passed += 1;
+                in_flight.push_back((now + takes, pass));
+            }
+            Permission::Full(after) | Permission::Open(after) => {
+                coming.insert((now + after, number, true));
+            }
+        }
+    }
+    (asked, passed)
+}
+
+fn ask_again(breakers: &Arc<Breakers>, again: bool, now: Instant) -> Permission {
+    breakers.ask(&bot("bot"), target(80), again, now)
+}
+
+#[test]
+fn those_that_wait_for_a_slow_host_are_asked_for_at_its_speed_also_after_a_restart() {
+    let seconds = Duration::from_secs;
+    for again in [false, true] {
+        let breakers = limited(16, 2_000);
+        let (asked, passed) = asked_for(&breakers, (10_000, again), (seconds(10), seconds(30)));
+        assert!(asked < 10_000 + 4_000, "again: {again}: {asked} in 30 s");
+        assert!(passed >= 44, "16 each 10 s: {passed}");
+    }
+    let breakers = limited(16, 2_000);
+    let (asked, passed) = asked_for(&breakers, (1_000, false), (seconds(2), seconds(150)));
+    assert_eq!(passed, 1_000, "16 each 2 s");
+    assert!(asked < 6_000, "{asked}");
+}
+
+#[test]
+fn those_that_wait_for_the_rate_are_asked_for_at_its_speed_also_after_a_restart() {
+    for again in [false, true] {
+        let time = (Duration::ZERO, Duration::from_secs(60));
+        let (asked, passed) = asked_for(&limited(16, 100), (30_000, again), time);
+        assert!(asked < 30_000 + 10_000, "again: {again}: {asked} in a minute");
+        assert!(passed >= 5_700, "100 a second: {passed}");
+    }
+}
+
+#[test]
+fn those_that_wait_for_a_breaker_return_one_after_the_other() {
+    let (breakers, now) = (limited(16, 2_000), Instant::now());
+    fail(&breakers, FAILURES, now);
+    let opened = |again| match ask_again(&breakers, again, now) {
+        Permission::Open(after) => after,
+        other => panic!("{other:?}"),
+    };
+    let times: Vec<Duration> = (0..10_000).map(|number| opened(number % 2 == 0)).collect();
+    assert!(times[0] >= OPEN_FIRST);
+    assert!(times.windows(2).all(|pair| pair[1] == pair[0] + AFTER_BREAKER), "{:?}", &times[..9]);
 }
 
 #[test]

@@ -1,14 +1,18 @@
 //! The page of the notifications: only for browsers with a token in a cookie.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use fairlane::notifications::record::State;
+use fairlane::notifications::record::{NewNotification, State, When};
+use futures_util::future::join_all;
 use serde_json::json;
 
 use crate::support::http::{Client, Response};
 use crate::support::instance::Instance;
-use crate::support::notification_rig::{Rig, ends};
+use crate::support::notification_rig::{Rig, accept, bot, ends, to};
+use crate::support::proxy::distance::Distance;
 use crate::support::receiver::{Receiver, Reply};
+use crate::support::recorder::Log;
+use crate::support::redis::Options;
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -113,6 +117,37 @@ async fn the_page_shows_sent_and_dead_notifications_and_paused_hosts_and_redrive
     assert_eq!(refused.header("content-type"), Some("text/html; charset=utf-8"));
     assert_eq!(client.get("/style.css").await.header("content-type"), Some("text/css"));
     instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_page_of_scheduled_notifications_needs_few_round_trips() {
+    let rig = Rig::on(Options { tcp: true, ..Options::default() }, &[]);
+    let far = Distance::start(rig.redis.tcp_addr()).await;
+    let config = rig.config.replace(&rig.redis.url(), &far.url());
+    let instance = Instance::start(&config, Log::default().content()).await;
+    let later = |of: &str, seconds: u64| {
+        let when = When::After(Duration::from_secs(3_600 + 10 * seconds));
+        NewNotification { bot: bot(of), when, ..to("https://example.com/") }
+    };
+    let news: Vec<NewNotification> =
+        (0..60).flat_map(|seconds| [later("shop", seconds), later("other", seconds)]).collect();
+    let ids = join_all(news.iter().map(|new| accept(&instance, new))).await;
+    far.set(Duration::from_millis(125));
+    let (client, began) = (instance.client(), Instant::now());
+    let first = page(&client.get("/bots/shop/scheduled").await);
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(3), "{took:?} with 250 ms to Redis");
+    let next = first.split("href=\"?cursor=").nth(1).expect("there is a next page");
+    let next = next.split('"').next().unwrap();
+    let second = page(&client.get(&format!("/bots/shop/scheduled?cursor={next}")).await);
+    let shown = |page: &str| {
+        let rows = page.split("data-key=\"").skip(1).map(|row| row.split('"').next().unwrap());
+        rows.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!((shown(&first).len(), shown(&second).len()), (50, 10));
+    let of_bot: Vec<String> = ids.iter().step_by(2).map(ToString::to_string).collect();
+    assert_eq!([shown(&first), shown(&second)].concat(), of_bot, "in the order of their times");
+    assert!(!second.contains("?cursor="), "it is the last page");
 }
 
 #[tokio::test]

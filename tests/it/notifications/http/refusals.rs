@@ -2,12 +2,33 @@
 
 use serde_json::json;
 
-use super::{FORM, JSON, post};
+use super::{FORM, JSON, accepted, counted, post};
 use crate::support::http::Operation;
 use crate::support::instance::Instance;
 use crate::support::notification_rig::Rig;
 use crate::support::receiver::{Receiver, Reply};
 use crate::support::recorder::Log;
+
+#[tokio::test]
+async fn a_request_that_only_looks_schedules_and_releases_nothing() {
+    let rig = Rig::new(&[("notifications.online_threshold", "\"0s\"")]);
+    let instance = rig.start().await;
+    let client = instance.client();
+    let receiver = Receiver::content().await;
+    let body = json!({ "url": receiver.url(), "uid": "u", "send_than_online": true });
+    accepted(&post(&client, JSON, body.to_string()).await);
+    let schedules = format!("/send_delayed?delay=0&url={}", receiver.url());
+    for path in ["/user_online?uid=u", schedules.as_str()] {
+        let head = client.head("HEAD", path, &[("connection", "close")]);
+        let answer = String::from_utf8(client.raw(head.as_bytes()).await).unwrap();
+        let is_refused = answer.starts_with("HTTP/1.1 405 ");
+        assert!(is_refused && answer.contains("allow: GET, POST\r\n"), "{answer}");
+    }
+    let row = counted(&client, "", "none").await;
+    assert_eq!(row["received"], 1, "{row}");
+    assert_eq!(client.get("/user_online?uid=u").await.json(), json!({ "queued": 1 }));
+    instance.stop().await;
+}
 
 #[tokio::test]
 async fn an_unusable_value_is_refused_by_its_parameter_and_nothing_is_accepted() {
