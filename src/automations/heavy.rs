@@ -1,22 +1,26 @@
 //! Turns for decisions that take long: those of a bot whose rules need much time of a processor.
 //!
 //! A decision does not wait for anything, so it keeps its thread from all other tasks of the process.
-//! A bot whose last decision was long therefore decides on a thread of its own, with a low priority:
+//! For a while after a long decision, a bot therefore decides on a thread of its own, with a low priority:
 //! the system interrupts it as soon as something else of the machine has to run. Only some bots do
 //! that concurrently, and all of them in turn, one event at a time.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustc_hash::FxHashSet;
+use rustc_hash::FxHashMap;
+use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::id::BotId;
 
-/// A longer decision is a long one. A thread of its own costs some 50 µs.
+/// A decision that needs a processor for longer is a long one. A thread of its own costs some 50 µs.
 const LONG: Duration = Duration::from_millis(1);
+/// How long a long decision is remembered. Short ones in between do not end that: otherwise a bot could
+/// alternate.
+const REMEMBERED: Duration = Duration::from_secs(10);
 /// After a decision that takes longer, other tasks of the thread run first.
 const BRIEF: Duration = Duration::from_micros(100);
 /// The niceness of their threads: beside others, they get about a tenth of a processor.
@@ -28,7 +32,8 @@ const BOTS_MAX: usize = 1_024;
 /// The bots with long decisions, and the turns for these.
 #[derive(Debug)]
 pub(super) struct Heavy {
-    bots: Mutex<FxHashSet<BotId>>,
+    /// The end of the last long decision of each.
+    bots: Mutex<FxHashMap<BotId, Instant>>,
     turns: Semaphore,
 }
 
@@ -39,8 +44,27 @@ impl Heavy {
         Self { bots: Mutex::default(), turns: Semaphore::new((processors / 2).max(1)) }
     }
 
-    fn bots(&self) -> MutexGuard<'_, FxHashSet<BotId>> {
+    fn bots(&self) -> MutexGuard<'_, FxHashMap<BotId, Instant>> {
         self.bots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the bot had a long decision lately.
+    fn is_heavy(&self, bot: &BotId) -> bool {
+        let mut bots = self.bots();
+        let Some(last) = bots.get(bot) else { return false };
+        let is_heavy = last.elapsed() < REMEMBERED;
+        if !is_heavy {
+            bots.remove(bot);
+        }
+        is_heavy
+    }
+
+    fn remember(&self, bot: &BotId) {
+        let mut bots = self.bots();
+        if bots.len() >= BOTS_MAX && !bots.contains_key(bot) {
+            bots.clear();
+        }
+        bots.insert(bot.clone(), Instant::now());
     }
 
     /// Decides on one event of the bot. `None`: there was no turn for it until `until`.
@@ -50,29 +74,21 @@ impl Heavy {
         until: Instant,
         decide: impl FnOnce() -> T + Send,
     ) -> Option<T> {
-        let was_long = self.bots().contains(bot);
-        let turn = if was_long {
+        let is_heavy = self.is_heavy(bot);
+        let turn = if is_heavy {
             let turn = tokio::time::timeout_at(until, self.turns.acquire()).await.ok()?;
             turn.ok() // The semaphore is never closed.
         } else {
             None
         };
         let begun = Instant::now();
-        let decided = if was_long { beside_the_runtime(decide) } else { decide() };
+        let decide = || measured(decide);
+        let (decided, needed) = if is_heavy { beside_the_runtime(decide) } else { decide() };
         drop(turn);
-        let took = begun.elapsed();
-        let is_long = took > LONG;
-        if is_long != was_long {
-            let mut bots = self.bots();
-            if is_long {
-                if bots.len() >= BOTS_MAX {
-                    bots.clear();
-                }
-                bots.insert(bot.clone());
-            } else {
-                bots.remove(bot);
-            }
+        if needed > LONG {
+            self.remember(bot);
         }
+        let took = begun.elapsed();
         if took > BRIEF {
             tokio::task::yield_now().await;
         } else {
@@ -80,6 +96,19 @@ impl Heavy {
         }
         Some(decided)
     }
+}
+
+/// Runs `decide`. Returns also how long it needed a processor: on a busy machine, a short decision can
+/// take long.
+fn measured<T>(decide: impl FnOnce() -> T) -> (T, Duration) {
+    let begun = processor_time();
+    let decided = decide();
+    (decided, processor_time().saturating_sub(begun))
+}
+
+/// How long this thread has had a processor.
+fn processor_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 /// Runs `decide` on a thread of its own, while other threads continue the tasks of this one. Compared to
@@ -137,6 +166,12 @@ mod tests {
         BotId::parse(&format!("bot-{name}")).unwrap()
     }
 
+    /// Needs a processor for so long.
+    fn work(long: Duration) {
+        let begun = processor_time();
+        while processor_time().saturating_sub(begun) < long {}
+    }
+
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn few_long_decisions_run_concurrently_and_short_ones_do_not_wait_for_them() {
         let (heavy, running, most) = (Heavy::new(), AtomicUsize::new(0), AtomicUsize::new(0));
@@ -145,7 +180,7 @@ mod tests {
             let decide = || {
                 let now = running.fetch_add(1, Ordering::SeqCst) + 1;
                 most.fetch_max(now, Ordering::SeqCst);
-                std::thread::sleep(LONG * 4);
+                work(LONG * 4);
                 running.fetch_sub(1, Ordering::SeqCst);
             };
             heavy.decide(&bot, soon(), decide).await.unwrap();
@@ -162,21 +197,20 @@ mod tests {
         assert_eq!(heavy.decide(&bot(0), Instant::now() + LONG, || 7).await, None);
         drop(all);
         assert_eq!(heavy.bots().len(), 4);
-        // On a busy machine, a decision without work can take long too.
-        let (until, mut left) = (soon(), true);
-        while left && Instant::now() < until {
-            heavy.decide(&bot(0), soon(), || ()).await.unwrap();
-            left = heavy.bots().contains(&bot(0));
-        }
-        assert!(!left, "its last decision was short");
+        let last = Instant::now().checked_sub(REMEMBERED).unwrap();
+        heavy.bots().insert(bot(0), last);
+        let all = heavy.turns.acquire_many(turns).await.unwrap();
+        assert_eq!(heavy.decide(&bot(0), soon(), || 7).await, Some(7), "that was long ago");
+        drop(all);
+        assert_eq!(heavy.bots().len(), 3);
     }
 
     #[tokio::test]
     async fn a_runtime_with_one_thread_decides_too_and_a_bounded_number_of_bots_is_remembered() {
         let heavy = Heavy::new();
-        *heavy.bots() = (0..BOTS_MAX).map(bot).collect();
+        *heavy.bots() = (0..BOTS_MAX).map(|name| (bot(name), Instant::now())).collect();
         for _ in 0..2 {
-            let decide = || std::thread::sleep(LONG * 4);
+            let decide = || work(LONG * 4);
             heavy.decide(&bot(BOTS_MAX), soon(), decide).await.unwrap();
         }
         assert_eq!(heavy.bots().len(), 1);
@@ -188,7 +222,7 @@ mod tests {
         let niceness = || rustix::process::getpriority_process(Some(rustix::thread::gettid()));
         let (heavy, own) = (Heavy::new(), niceness().unwrap());
         let decide = || {
-            std::thread::sleep(LONG * 2);
+            work(LONG * 2);
             niceness().unwrap()
         };
         assert_eq!(heavy.decide(&bot(1), soon(), decide).await, Some(own), "it is not known yet");
@@ -196,11 +230,31 @@ mod tests {
         assert_eq!(niceness().unwrap(), own);
     }
 
+    #[cfg(target_os = "linux")]
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_bot_with_long_and_short_decisions_keeps_its_low_priority() {
+        let niceness = || rustix::process::getpriority_process(Some(rustix::thread::gettid()));
+        let (heavy, own) = (Heavy::new(), niceness().unwrap());
+        for (long, expected) in
+            [(LONG * 2, own), (Duration::ZERO, own.max(NICENESS)), (LONG * 2, own.max(NICENESS))]
+        {
+            let decide = || {
+                work(long);
+                niceness().unwrap()
+            };
+            assert_eq!(heavy.decide(&bot(1), soon(), decide).await, Some(expected));
+        }
+        // Without work, a decision is short, however long it takes.
+        let wait = || std::thread::sleep(LONG * 4);
+        heavy.decide(&bot(2), soon(), wait).await.unwrap();
+        assert!(!heavy.is_heavy(&bot(2)));
+    }
+
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     #[should_panic(expected = "as it was")]
     async fn a_panic_of_a_long_decision_is_the_panic_of_its_caller() {
         let heavy = Heavy::new();
-        heavy.decide(&bot(1), soon(), || std::thread::sleep(LONG * 2)).await.unwrap();
+        heavy.decide(&bot(1), soon(), || work(LONG * 2)).await.unwrap();
         let _ = heavy.decide(&bot(1), soon(), || panic!("as it was")).await;
     }
 }

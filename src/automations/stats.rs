@@ -22,7 +22,7 @@ const EVERY: Duration = Duration::from_secs(1);
 const BATCH: usize = 500;
 /// Maximum number of rules with notes between two writes.
 const RULES_MAX: usize = 100_000;
-/// Maximum length of a stored reason.
+/// Maximum length of a reason.
 const WHY_MAX: usize = 500;
 
 /// The notes about rules since the last write.
@@ -61,6 +61,7 @@ impl RuleNotes {
                 }
                 Note::Failed { rule, why } => {
                     self.metrics.errors.increment(1);
+                    let why = shortened(why);
                     let name = rule.as_ref().map(tracing::field::display);
                     if let Some(suppressed) = self.warned.take() {
                         tracing::warn!(%bot, rule = name, event, why, suppressed,
@@ -70,7 +71,6 @@ impl RuleNotes {
                     }
                     let Some(rule) = rule else { continue };
                     let at_ms = millis(self.clock.now());
-                    let why = shortened(why);
                     let last = LastError { at_ms, event: event.to_owned(), why };
                     self.add(bot, rule, |stats| {
                         stats.errors += 1;
@@ -105,7 +105,8 @@ impl RuleNotes {
     }
 }
 
-fn shortened(mut why: String) -> String {
+/// A reason, cut to a length for logs, answers and statistics.
+pub(crate) fn shortened(mut why: String) -> String {
     if why.len() > WHY_MAX {
         why = why.chars().take(WHY_MAX).chain(['…']).collect();
     }
@@ -126,4 +127,42 @@ pub(crate) async fn run(notes: Arc<RuleNotes>, queue: Queue, shutdown: Shutdown)
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     notes.flush(&queue).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+    use crate::clock::SystemClock;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_long_reason_is_short_in_the_log_and_in_the_statistics() {
+        let notes = RuleNotes::new(Arc::new(SystemClock));
+        let (bot, rule) = (BotId::parse("shop").unwrap(), RuleId::parse("r").unwrap());
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+        tracing::subscriber::with_default(log.finish(), || {
+            let why = "x".repeat(1 << 20);
+            notes.note(&bot, "e-7", vec![Note::Failed { rule: Some(rule), why }]);
+        });
+        let log = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert!(log.contains("event=\"e-7\"") && log.len() < 1_000, "{log:.2000}");
+        let taken = notes.take();
+        let [(_, _, stats)] = &taken[..] else { panic!("{} rules have notes", taken.len()) };
+        assert!(stats.last.as_ref().unwrap().why.len() <= 600);
+    }
 }

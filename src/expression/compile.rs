@@ -107,11 +107,12 @@ impl Filter {
             text,
             source: program.source_info(),
             sees,
-            names: Vec::new(),
+            variables: Vec::new(),
             shape: Shape::default(),
             in_map: false,
         };
-        walk.visit(program.expression(), 1, 0)?;
+        // The caller gets a copy of the result.
+        walk.copied(program.expression(), 1, 0)?;
         let shape = walk.shape;
         if shape.additions > FILTER_MAX_ADDITIONS {
             return Err(FilterError::Additions(shape.additions));

@@ -1,7 +1,7 @@
 //! Evaluates filters on the facts of an event, within a bounded number of steps.
 
 use std::cell::Cell;
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, LazyLock};
 
@@ -9,13 +9,14 @@ use cel::objects::{Key, Map};
 use cel::{Context, Env, ExecutionError};
 use serde_json::Value as Json;
 
-use super::{FILTER_MAX_STEPS, Filter, FilterError, Position, Shape};
+use super::{EVENT_MAX_STEPS, FILTER_MAX_STEPS, Filter, FilterError, Position, Shape};
 use crate::event::Event;
 
 /// The cost of a step grows by the cost of one step for each such number of bytes of an event.
 const BYTES_OF_A_STEP: u64 = 64;
-/// The maximum cost of all filters on one event together, in steps.
-const EVENT_MAX_STEPS: u64 = 2_000_000;
+/// Maximum length of an error and of a value in a message, in characters.
+const ERROR_MAX: usize = 500;
+const VALUE_MAX: usize = 100;
 
 /// Why an expression gave no result.
 pub(super) enum Refusal {
@@ -26,17 +27,25 @@ pub(super) enum Refusal {
 /// The input of filters: made once for an event, whatever the number of filters.
 pub struct Facts {
     context: Context<'static, 'static>,
-    /// Approximate size of the event and the subscriber in JSON.
-    bytes: u64,
-    /// Number of entries in the longest list or map.
-    longest: u64,
+    event: Size,
+    subscriber: Size,
     /// Number of steps granted to filters so far.
     spent: Cell<u64>,
 }
 
+/// The approximate size of a value in JSON.
+#[derive(Debug, Default, Clone, Copy)]
+struct Size {
+    bytes: u64,
+    /// Number of entries of all lists and maps, and of these maps.
+    entries: u64,
+    /// Number of entries in the longest list or map.
+    longest: u64,
+}
+
 impl fmt::Debug for Facts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Facts").field("bytes", &self.bytes).finish_non_exhaustive()
+        f.debug_struct("Facts").field("size", &self.size()).finish_non_exhaustive()
     }
 }
 
@@ -54,22 +63,42 @@ impl Facts {
     pub(super) fn new(event: Json) -> Self {
         static LIBRARY: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
         let context = Context::with_env(Arc::clone(&LIBRARY));
-        let mut facts = Self { context, bytes: 0, longest: 0, spent: Cell::new(0) };
+        let (event_size, none) = (Size::of(&event), Size::default());
+        let mut facts = Self { context, event: event_size, subscriber: none, spent: Cell::new(0) };
         facts.add("event", event);
         facts
     }
 
-    /// Adds the subscriber, or replaces it by its new state.
+    /// Adds the subscriber, or replaces it by its new state. That costs steps too: as many as a copy.
     pub fn set_subscriber(&mut self, subscriber: Json) {
+        self.subscriber = Size::of(&subscriber);
+        self.spent.set(self.spent.get().saturating_add(self.subscriber.volume()));
         self.add("subscriber", subscriber);
     }
 
     fn add(&mut self, name: &str, value: Json) {
-        let (bytes, longest) = size(&value);
-        // A subscriber that is set again counts again: that can only raise the cost.
-        self.bytes += bytes;
-        self.longest = self.longest.max(longest);
         self.context.add_variable_from_value(name, seen(value));
+    }
+
+    fn size(&self) -> Size {
+        self.event.and(self.subscriber)
+    }
+
+    /// Whether filters may use further steps.
+    ///
+    /// # Errors
+    /// If they have used up all.
+    pub fn has_steps_left(&self) -> Result<(), FilterError> {
+        if self.spent.get() < EVENT_MAX_STEPS { Ok(()) } else { Err(FilterError::Spent) }
+    }
+
+    fn spend(&self, steps: u64) -> Result<(), FilterError> {
+        let spent = self.spent.get().saturating_add(steps);
+        if spent > EVENT_MAX_STEPS {
+            return Err(FilterError::Spent);
+        }
+        self.spent.set(spent);
+        Ok(())
     }
 }
 
@@ -93,23 +122,41 @@ fn seen(value: Json) -> cel::Value {
     }
 }
 
-/// The approximate size of a value in bytes, and the number of entries in its longest list or map.
-fn size(value: &Json) -> (u64, u64) {
-    let all =
-        |bytes: u64, (inner, longest): (u64, u64), most: u64| (bytes + inner, longest.max(most));
-    match value {
-        Json::String(text) => (text.len() as u64, 0),
-        Json::Array(list) => {
-            let count = list.len() as u64;
-            list.iter().fold((count, count), |(bytes, most), value| all(bytes, size(value), most))
+impl Size {
+    fn of(value: &Json) -> Self {
+        match value {
+            Json::String(text) => Self { bytes: text.len() as u64, ..Self::default() },
+            Json::Array(list) => {
+                let count = list.len() as u64;
+                let all = Self { bytes: count, entries: count, longest: count };
+                list.iter().fold(all, |all, value| all.and(Self::of(value)))
+            }
+            Json::Object(map) => {
+                let count = map.len() as u64;
+                // The table of a map takes memory too.
+                let all = Self { bytes: count, entries: count + 1, longest: count };
+                map.iter().fold(all, |all, (key, value)| {
+                    let value = Self::of(value);
+                    all.and(Self { bytes: value.bytes + key.len() as u64, ..value })
+                })
+            }
+            Json::Null | Json::Bool(_) | Json::Number(_) => Self { bytes: 1, ..Self::default() },
         }
-        Json::Object(map) => {
-            let count = map.len() as u64;
-            map.iter().fold((count, count), |(bytes, most), (key, value)| {
-                all(bytes + key.len() as u64, size(value), most)
-            })
+    }
+
+    /// Of both together.
+    fn and(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes + other.bytes,
+            entries: self.entries + other.entries,
+            longest: self.longest.max(other.longest),
         }
-        Json::Null | Json::Bool(_) | Json::Number(_) => (1, 0),
+    }
+
+    /// The cost of a copy, in steps. An entry takes up to about 100 bytes of memory, however short
+    /// its JSON is.
+    fn volume(self) -> u64 {
+        self.entries + self.bytes / BYTES_OF_A_STEP
     }
 }
 
@@ -128,11 +175,10 @@ impl Filter {
     /// What the expression gives for the facts.
     pub(super) fn evaluate(&self, facts: &Facts) -> Result<cel::Value, FilterError> {
         let steps = self.shape.steps(facts);
-        let spent = facts.spent.get().saturating_add(steps);
-        if steps > FILTER_MAX_STEPS || spent > EVENT_MAX_STEPS {
+        if steps > FILTER_MAX_STEPS {
             return Err(FilterError::TooDear(steps));
         }
-        facts.spent.set(spent);
+        facts.spend(steps)?;
         match self.answer(facts) {
             Ok(value) => Ok(value),
             Err(Refusal::Unknown(name)) => {
@@ -150,30 +196,57 @@ impl Filter {
             Ok(Err(ExecutionError::UndeclaredReference(name))) => {
                 Err(Refusal::Unknown(name.to_string()))
             }
-            Ok(Err(error)) => Err(Refusal::Other(error.to_string())),
+            Ok(Err(error)) => Err(Refusal::Other(cut(format_args!("{error}"), ERROR_MAX))),
             Err(_) => Err(Refusal::Other("the evaluation panicked".to_owned())),
         }
     }
 }
 
-/// A value for a message, cut to 100 characters.
+/// A value for a message.
 pub(super) fn shown(value: &cel::Value) -> String {
-    let text = format!("{value:?}");
-    let cut: String = text.chars().take(100).collect();
-    if cut.len() < text.len() { cut + "…" } else { cut }
+    cut(format_args!("{value:?}"), VALUE_MAX)
+}
+
+/// The first characters of a text. No more of it is made, because values and errors contain events.
+fn cut(said: fmt::Arguments<'_>, most: usize) -> String {
+    let mut cut = Cut { text: String::new(), left: most };
+    // It fails where it is cut.
+    let _ = cut.write_fmt(said);
+    cut.text
+}
+
+struct Cut {
+    text: String,
+    /// Number of characters that still fit.
+    left: usize,
+}
+
+impl fmt::Write for Cut {
+    fn write_str(&mut self, more: &str) -> fmt::Result {
+        let Some((end, _)) = more.char_indices().nth(self.left) else {
+            self.text.push_str(more);
+            self.left -= more.chars().count();
+            return Ok(());
+        };
+        self.text.push_str(&more[..end]);
+        self.text.push('…');
+        Err(fmt::Error)
+    }
 }
 
 impl Shape {
     /// The maximum cost on these facts, in steps.
     pub(super) fn steps(&self, facts: &Facts) -> u64 {
+        let size = facts.size();
         // The sum of two lists is as long as both together.
-        let longest = (facts.longest + self.longest as u64) * (1 + self.additions as u64);
-        let mut times = 1_u64;
-        let mut steps = 0_u64;
-        for nodes in self.nodes {
+        let longest = (size.longest + self.longest as u64) * (1 + self.additions as u64);
+        let (mut steps, mut copies, mut times) = (0_u64, 0_u64, 1_u64);
+        for (macros, nodes) in self.nodes.into_iter().enumerate() {
             steps = steps.saturating_add(nodes.saturating_mul(times));
+            let volume = self.copies.of_power(macros, size.volume());
+            copies = copies.saturating_add(volume.saturating_mul(times));
             times = times.saturating_mul(longest.max(1));
         }
-        steps.saturating_mul(1 + facts.bytes / BYTES_OF_A_STEP)
+        steps.saturating_mul(1 + size.bytes / BYTES_OF_A_STEP).saturating_add(copies)
     }
 }

@@ -8,6 +8,7 @@ mod compile;
 mod evaluate;
 mod glob;
 mod regex;
+mod volume;
 mod walk;
 
 use std::fmt;
@@ -17,6 +18,7 @@ use cel::Program;
 
 pub use self::evaluate::Facts;
 pub use self::glob::Glob;
+use self::volume::Volume;
 use crate::event::Event;
 
 /// Maximum length of a filter, in bytes.
@@ -28,8 +30,11 @@ pub const FILTER_MAX_MACROS: usize = 2;
 /// Maximum number of additions in a filter: each copies its operands.
 pub const FILTER_MAX_ADDITIONS: usize = 16;
 /// Maximum cost of a filter on one event, in steps. One step is about one evaluation of an
-/// operator; a large event makes each step more expensive.
+/// operator; a large event makes each step more expensive. A copy costs a step for each 100 bytes of
+/// memory or fewer, so a filter takes up to about 100 MB.
 pub const FILTER_MAX_STEPS: u64 = 1_000_000;
+/// Maximum cost of all filters on one event together, in steps.
+const EVENT_MAX_STEPS: u64 = 2_000_000;
 
 /// The names that an expression may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -71,6 +76,8 @@ struct Shape {
     additions: usize,
     /// Number of entries of the longest literal list.
     longest: usize,
+    /// All values that it copies.
+    copies: Volume,
 }
 
 /// Why a filter is not usable.
@@ -124,6 +131,11 @@ pub enum FilterError {
         "the filter would take {0} steps on this event; at most {FILTER_MAX_STEPS} are allowed: lists and data are too long for it"
     )]
     TooDear(u64),
+    /// All filters on this event together took too long.
+    #[error(
+        "the filters on this event have used up their {EVENT_MAX_STEPS} steps: write fewer filters for its type, with fewer loops"
+    )]
+    Spent,
     /// It does not answer yes or no.
     #[error("the filter must answer true or false, not {0}")]
     NotBoolean(String),

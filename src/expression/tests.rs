@@ -198,3 +198,72 @@ fn a_filter_that_would_take_long_on_an_event_is_not_run() {
     assert!(matches!(two.matches(&facts(&list(1_000))), Err(FilterError::TooDear(_))));
     assert!(matches!(one.matches(&facts(&list(100_000))), Err(FilterError::TooDear(_))));
 }
+
+#[test]
+fn a_filter_that_would_copy_much_of_an_event_is_not_run() {
+    let repeated = |part: &str, separator: &str| vec![part; 32].join(separator);
+    let lists = |of: &str| format!("[{}]", vec![of; 40].join(","));
+    let all = repeated("event", ",");
+    for entry in ["{}", "[]", "null"] {
+        // Many entries in lists that are short, so that loops over them are cheap.
+        let facts = facts(&format!("{{\"l\":{}}}", lists(&lists(&lists(entry)))));
+        for text in [
+            format!("[{all}].size() > 0"),
+            format!("{{{}}}.size() > 0", all.replace("event", "'a': event.data.l")),
+            format!("({}).size() > 0", ["event.data.l"; 8].join("+")),
+            repeated("event - event", "||"),
+            repeated("event.data.l[0.5]", "||"),
+            "[1, 1, 1].map(x, event).size() > 0".to_owned(),
+            "[[event, event, event]].exists(x, [x, x, x, x, x].size() == 1)".to_owned(),
+            "event.data.l.map(x, event).filter(x, true).size() > 0".to_owned(),
+        ] {
+            let answer = compiled(&text).matches(&facts);
+            assert!(matches!(answer, Err(FilterError::TooDear(_))), "{entry} {text}: {answer:?}");
+        }
+    }
+    // What literals make can grow too.
+    let more = |of: &str| format!("[[{}]]", vec![lists(of); 5].join(","));
+    let (one, two, three) = (more("1"), more("a"), more("b"));
+    let text = format!("{one}.exists(a, {two}.exists(b, {three}.size() > 0))");
+    let refused = Filter::compile(&text, Sees::Subscriber);
+    assert!(matches!(refused, Err(FilterError::TooDear(_))), "{refused:?}");
+}
+
+#[test]
+fn usual_filters_copy_little_of_an_event_with_long_lists() {
+    let order = |id: usize| json!({ "id": format!("o-{id}"), "price": 12.5, "name": "an order" });
+    let orders: Vec<_> = (0..100).map(order).collect();
+    let data = json!({ "orders": orders, "limit": 10.5, "text": "x".repeat(2_000) }).to_string();
+    for text in [
+        "event.data.orders.filter(o, o.price > 10.0).map(o, o.name + \"!\").size() > 0",
+        "event.data.orders.exists(o, o.price * 1.2 > event.data.limit + 1.0)",
+        "event.data.orders.all(o, !(o.id in [\"a\", \"b\"]) && o.price - event.data.limit > 1.0)",
+        "[event.data.limit, event.data.orders[0].price].exists(p, p + 1.0 > 13.0)",
+    ] {
+        assert_eq!(compiled(text).matches(&facts(&data)), Ok(true), "{text}");
+    }
+}
+
+#[test]
+fn an_error_shows_only_the_beginning_of_a_large_event() {
+    for character in ["x", "ü"] {
+        let facts = facts(&json!({ "s": character.repeat(500_000) }).to_string());
+        for text in ["event - event", "event.data.s", "event.data[event.data.s]", "event.data + 1"]
+        {
+            let error = compiled(text).matches(&facts).unwrap_err().to_string();
+            assert!(error.chars().count() < 550 && error.ends_with('…'), "{text}: {error:.900}");
+        }
+    }
+}
+
+#[test]
+fn a_subscriber_that_is_set_again_counts_as_large_as_it_is() {
+    let mut facts = facts("{}");
+    let filter = compiled("subscriber.tags.size() > 0");
+    let tags: Vec<_> = (0..1_000).map(|tag| format!("tag-{tag}")).collect();
+    let subscriber = json!({ "id": "u", "tags": tags });
+    for _ in 0..100 {
+        facts.set_subscriber(subscriber.clone());
+        assert_eq!(filter.matches(&facts), Ok(true));
+    }
+}

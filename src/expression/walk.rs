@@ -1,7 +1,10 @@
 //! Checks an expression: its depth, its names, its regular expressions, its cost.
 
-use cel::common::ast::{ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SourceInfo};
+use cel::common::ast::{
+    CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SourceInfo,
+};
 
+use super::volume::Volume;
 use super::{FILTER_MAX_DEPTH, FILTER_MAX_MACROS, FilterError, Position, Sees, Shape, regex};
 
 /// Types have no value, but expressions can compare with them.
@@ -44,16 +47,50 @@ const FUNCTIONS: [&str; 32] = [
     "has",
 ];
 
+/// Operators that copy their operands: `+` into the sum, all of them into an error.
+const COPYING: [&str; 5] = ["_+_", "_-_", "_*_", "_/_", "_%_"];
+
+/// Operators that give a truth or a number, and no part of their operands.
+const SCALAR: [&str; 16] = [
+    "!_",
+    "-_",
+    "_-_",
+    "_*_",
+    "_/_",
+    "_%_",
+    "_==_",
+    "_!=_",
+    "_<_",
+    "_<=_",
+    "_>_",
+    "_>=_",
+    "_&&_",
+    "_||_",
+    "@in",
+    "@not_strictly_false",
+];
+
+/// A text of so many bytes counts as one more value.
+const BYTES_OF_A_VALUE: usize = 64;
+
 /// Walks a tree and collects its depth, its names and its shape.
 pub(super) struct Walk<'a> {
     pub(super) text: &'a str,
     pub(super) source: &'a SourceInfo,
     pub(super) sees: Sees,
-    /// Names that the surrounding macros define.
-    pub(super) names: Vec<String>,
+    /// The variables of the surrounding macros. The last one of a name counts.
+    pub(super) variables: Vec<Variable>,
     pub(super) shape: Shape,
     /// Whether this is the part of a `map` that makes the new entries.
     pub(super) in_map: bool,
+}
+
+/// A variable of a macro.
+pub(super) struct Variable {
+    name: String,
+    /// Its volume in all rounds of its macro, and the number of macros around its use.
+    volume: Volume,
+    macros: usize,
 }
 
 /// Whether a macro is `map`, which makes new entries.
@@ -118,98 +155,182 @@ fn regex_steps(pattern: Option<&IdedExpr>) -> Result<u64, FilterError> {
     regex::cost(text.inner()).map_err(FilterError::Regex)
 }
 
+/// The volume of a literal.
+fn of_literal(literal: &LiteralValue, macros: usize) -> Volume {
+    let bytes = match literal {
+        LiteralValue::String(text) => text.inner().len(),
+        LiteralValue::Bytes(bytes) => bytes.inner().len(),
+        _ => 0,
+    };
+    Volume::made(1 + (bytes / BYTES_OF_A_VALUE) as u64, macros)
+}
+
+/// Whether a call may copy its operands. An index that is no whole number copies the list into an error.
+fn copies(call: &CallExpr) -> bool {
+    let is_harmless = |index: &IdedExpr| {
+        matches!(
+            &index.expr,
+            Expr::Literal(LiteralValue::Int(_) | LiteralValue::UInt(_) | LiteralValue::String(_))
+        )
+    };
+    COPYING.contains(&&*call.func_name)
+        || call.func_name == "_[_]" && !call.args.get(1).is_some_and(is_harmless)
+}
+
 impl Walk<'_> {
-    pub(super) fn visit(
+    /// Visits a part whose value is copied. The steps of a literal pay for its copy.
+    pub(super) fn copied(
+        &mut self,
+        part: &IdedExpr,
+        depth: usize,
+        macros: usize,
+    ) -> Result<Volume, FilterError> {
+        let volume = self.visit(part, depth, macros)?;
+        if !matches!(part.expr, Expr::Literal(_)) {
+            self.shape.copies = self.shape.copies.and(volume);
+        }
+        Ok(volume)
+    }
+
+    /// Visits a part. Returns the volume of its values.
+    fn visit(
         &mut self,
         node: &IdedExpr,
         depth: usize,
         macros: usize,
-    ) -> Result<(), FilterError> {
+    ) -> Result<Volume, FilterError> {
         if depth > FILTER_MAX_DEPTH {
             return Err(FilterError::TooDeep);
         }
         self.shape.nodes[macros] += 1;
         let deeper = depth + 1;
         match &node.expr {
-            Expr::Unspecified | Expr::Literal(_) => Ok(()),
-            Expr::Ident(name) => self.name(node, name),
+            Expr::Unspecified => Ok(Volume::default()),
+            Expr::Literal(literal) => Ok(of_literal(literal, macros)),
+            Expr::Ident(name) => self.name(node, name, macros),
             Expr::Select(select) => self.visit(&select.operand, deeper, macros),
-            Expr::Call(call) => {
-                let name = &*call.func_name;
-                let is_named = name.starts_with(|first: char| first.is_ascii_alphabetic());
-                if is_named && !FUNCTIONS.contains(&name) {
-                    return Err(self.unknown(node, name));
-                }
-                if call.func_name == "matches" {
-                    self.shape.nodes[macros] += regex_steps(call.args.last())?;
-                }
-                self.shape.additions += usize::from(call.func_name == "_+_");
-                let target = call.target.as_deref();
-                target.into_iter().chain(&call.args).try_for_each(|part| {
-                    // In `a && b && c`, all parts have the same depth: the text shows no nesting.
-                    let chained = matches!(&part.expr, Expr::Call(inner)
-                        if inner.func_name == call.func_name
-                            && matches!(&*call.func_name, "_&&_" | "_||_"));
-                    self.visit(part, if chained { depth } else { deeper }, macros)
-                })
-            }
+            Expr::Call(call) => self.call(node, call, depth, macros),
             Expr::List(list) => {
                 self.shape.longest = self.shape.longest.max(list.elements.len());
-                list.elements.iter().try_for_each(|part| self.visit(part, deeper, macros))
+                list.elements.iter().try_fold(Volume::made(1, macros), |all, part| {
+                    Ok(all.and(self.copied(part, deeper, macros)?))
+                })
             }
             Expr::Map(map) => {
                 self.shape.longest = self.shape.longest.max(map.entries.len());
-                map.entries.iter().try_for_each(|entry| self.entry(&entry.expr, deeper, macros))
+                map.entries.iter().try_fold(Volume::made(1, macros), |all, entry| {
+                    Ok(all.and(self.entry(&entry.expr, deeper, macros)?))
+                })
             }
             Expr::Struct(made) => {
-                made.entries.iter().try_for_each(|entry| self.entry(&entry.expr, deeper, macros))
+                made.entries.iter().try_fold(Volume::made(1, macros), |all, entry| {
+                    Ok(all.and(self.entry(&entry.expr, deeper, macros)?))
+                })
             }
-            Expr::Comprehension(over) => {
-                if macros == FILTER_MAX_MACROS {
-                    return Err(FilterError::Macros);
-                }
-                let is_map = is_map(over);
-                if is_map && self.in_map || grows(&over.iter_range.expr) {
-                    return Err(FilterError::Grows);
-                }
-                self.visit(&over.iter_range, deeper, macros)?;
-                let within = self.in_map;
-                self.in_map |= is_map;
-                self.visit(&over.accu_init, deeper, macros)?;
-                let known = self.names.len();
-                self.names.extend([over.iter_var.clone(), over.accu_var.clone()]);
-                self.names.extend(over.iter_var2.clone());
-                // A macro that builds a list adds to its own list; this addition does not count.
-                let additions = self.shape.additions;
-                for part in [&over.loop_cond, &over.loop_step, &over.result] {
-                    self.visit(part, deeper, macros + 1)?;
-                }
-                if matches!(over.accu_init.expr, Expr::List(_)) {
-                    self.shape.additions = self.shape.additions.max(additions + 1) - 1;
-                }
-                self.names.truncate(known);
-                self.in_map = within;
-                Ok(())
-            }
+            Expr::Comprehension(over) => self.comprehension(over, deeper, macros),
         }
     }
 
-    fn entry(&mut self, entry: &EntryExpr, depth: usize, macros: usize) -> Result<(), FilterError> {
+    fn call(
+        &mut self,
+        node: &IdedExpr,
+        call: &CallExpr,
+        depth: usize,
+        macros: usize,
+    ) -> Result<Volume, FilterError> {
+        let name = &*call.func_name;
+        let is_named = name.starts_with(|first: char| first.is_ascii_alphabetic());
+        if is_named && !FUNCTIONS.contains(&name) {
+            return Err(self.unknown(node, name));
+        }
+        if name == "matches" {
+            self.shape.nodes[macros] += regex_steps(call.args.last())?;
+        }
+        self.shape.additions += usize::from(name == "_+_");
+        let (copies, mut all) = (copies(call), Volume::default());
+        for part in call.target.as_deref().into_iter().chain(&call.args) {
+            // In `a && b && c`, all parts have the same depth: the text shows no nesting.
+            let is_chained = matches!(&part.expr, Expr::Call(inner)
+                if inner.func_name == name && matches!(name, "_&&_" | "_||_"));
+            let depth = if is_chained { depth } else { depth + 1 };
+            all = all.and(if copies {
+                self.copied(part, depth, macros)?
+            } else {
+                self.visit(part, depth, macros)?
+            });
+        }
+        Ok(if SCALAR.contains(&name) { Volume::made(1, macros) } else { all })
+    }
+
+    fn comprehension(
+        &mut self,
+        over: &ComprehensionExpr,
+        depth: usize,
+        macros: usize,
+    ) -> Result<Volume, FilterError> {
+        if macros == FILTER_MAX_MACROS {
+            return Err(FilterError::Macros);
+        }
+        let is_map = is_map(over);
+        if is_map && self.in_map || grows(&over.iter_range.expr) {
+            return Err(FilterError::Grows);
+        }
+        // Each round copies an entry into the variable.
+        let range = self.copied(&over.iter_range, depth, macros)?;
+        let within = self.in_map;
+        self.in_map |= is_map;
+        self.visit(&over.accu_init, depth, macros)?;
+        let known = self.variables.len();
+        let mut define = |name: &String, volume: Volume| {
+            self.variables.push(Variable { name: name.clone(), volume, macros: macros + 1 });
+        };
+        define(&over.iter_var, range);
+        // What the macro collects counts where it is added.
+        define(&over.accu_var, Volume::default());
+        if let Some(name) = &over.iter_var2 {
+            define(name, range);
+        }
+        // A macro that builds a list adds to its own list; this addition does not count.
+        let additions = self.shape.additions;
+        let mut made = Volume::default();
+        for part in [&over.loop_cond, &over.loop_step, &over.result] {
+            made = made.and(self.visit(part, depth, macros + 1)?);
+        }
+        self.variables.truncate(known);
+        self.in_map = within;
+        if matches!(over.accu_init.expr, Expr::List(_)) {
+            self.shape.additions = self.shape.additions.max(additions + 1) - 1;
+            Ok(made)
+        } else {
+            Ok(Volume::made(1, macros))
+        }
+    }
+
+    fn entry(
+        &mut self,
+        entry: &EntryExpr,
+        depth: usize,
+        macros: usize,
+    ) -> Result<Volume, FilterError> {
         match entry {
-            EntryExpr::StructField(field) => self.visit(&field.value, depth, macros),
+            EntryExpr::StructField(field) => self.copied(&field.value, depth, macros),
             EntryExpr::MapEntry(entry) => {
-                self.visit(&entry.key, depth, macros)?;
-                self.visit(&entry.value, depth, macros)
+                let key = self.copied(&entry.key, depth, macros)?;
+                Ok(key.and(self.copied(&entry.value, depth, macros)?))
             }
         }
     }
 
-    fn name(&self, node: &IdedExpr, name: &str) -> Result<(), FilterError> {
-        let known = self.names.iter().any(|known| known == name)
-            || self.sees.names().contains(&name)
-            || TYPES.contains(&name);
-        if known {
-            return Ok(());
+    fn name(&self, node: &IdedExpr, name: &str, macros: usize) -> Result<Volume, FilterError> {
+        let variable = self.variables.iter().rfind(|variable| variable.name == name);
+        if let Some(variable) = variable {
+            return Ok(variable.volume.within(macros - variable.macros));
+        }
+        if self.sees.names().contains(&name) {
+            return Ok(Volume::facts(macros));
+        }
+        if TYPES.contains(&name) {
+            return Ok(Volume::made(1, macros));
         }
         Err(self.unknown(node, name))
     }

@@ -77,7 +77,7 @@ fn event_record(record: &[u8]) {
     if of_subscriber.check().is_ok() {
         // Sequences are microseconds, far below the largest whole number of MongoDB.
         let sequence = Some(Sequence::new(read.get() >> 1));
-        keeps(&Kept { profile: of_subscriber, sequence, decided: Vec::new() });
+        keeps(&Kept { profile: of_subscriber, sequence, ..Kept::default() });
     }
     assert!(!json(&event).is_empty());
 }

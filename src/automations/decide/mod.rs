@@ -21,6 +21,7 @@ use super::rule::{Action, Count, Delay, Notify, Push, Ready, SetField, Tag};
 use crate::event::{Event, EventError};
 use crate::expression::Facts;
 use crate::id::{BotId, RuleId};
+use crate::replay::MARK;
 
 /// Maximum length of a chain of events that rules emit: there is no seventeenth.
 pub const DEPTH_MAX: u64 = 16;
@@ -334,6 +335,8 @@ impl View<'_> {
         let facts = match &mut self.facts {
             Some(facts) => {
                 if self.stale {
+                    // A large profile takes as long as many steps of a filter.
+                    facts.has_steps_left().map_err(|error| error.to_string())?;
                     facts.set_subscriber(look());
                     self.stale = false;
                 }
@@ -371,7 +374,8 @@ fn told(event: &Event, name: &str, none: u64, odd: u64) -> u64 {
 }
 
 /// The name of an effect, equal for every repetition: derived from the source and id of the event,
-/// the rule and the action.
+/// the rule and the action. A replay is no repetition: its effects have other names than those of the
+/// first time.
 #[must_use]
 pub fn name(bot: &BotId, event: &Event, effect: &Effect) -> String {
     let mut hash = Sha256::new();
@@ -380,6 +384,9 @@ pub fn name(bot: &BotId, event: &Event, effect: &Effect) -> String {
         hash.update(part);
     }
     hash.update((effect.action as u64).to_be_bytes());
+    if let Some(replay) = event.extension(MARK) {
+        hash.update(replay.to_string());
+    }
     let digest = hash.finalize();
     let (half, _) = digest.split_at(16);
     uuid::Uuid::from_slice(half).map_or_else(|_| String::new(), |id| id.simple().to_string())

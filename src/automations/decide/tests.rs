@@ -155,7 +155,12 @@ fn an_effect_has_one_name_and_no_other_has_it() {
     assert_eq!(same, name(&bot, &event("x", &json!(2)), &effect("r", 0)));
     assert_eq!(same.len(), 32);
     let other = Event::builder("x", &bot).id("2").build().unwrap();
+    let replayed = |id: &str| first.clone().with_extension(MARK, Some(json!(id)));
+    let again = name(&bot, &replayed("one"), &effect("r", 0));
+    assert_eq!(again, name(&bot, &replayed("one"), &effect("r", 0)), "the slice is repeated");
+    assert_ne!(again, name(&bot, &replayed("two"), &effect("r", 0)));
     for another in [
+        again,
         name(&bot, &first, &effect("r", 1)),
         name(&bot, &first, &effect("r1", 0)),
         name(&bot, &other, &effect("r", 0)),
@@ -200,4 +205,25 @@ fn a_decision_reads_back_as_it_was_kept() {
     assert_eq!(decision.effects.len(), 5);
     let text = serde_json::to_string(&decision).unwrap();
     assert_eq!(serde_json::from_str::<Decision>(&text).unwrap(), decision);
+}
+
+#[test]
+fn a_profile_that_changes_before_each_filter_is_read_until_the_steps_are_used_up() {
+    let filter = json!([{ "on": ["x"], "filter": "subscriber.id != ''", "actions": [{ "count": { "ad": "a" } }] }]);
+    let (rules, event) = (set(&filter), event("x", &json!({})));
+    let values: Json = json!(vec![json!([]); 300]);
+    let fields = (0..200).map(|field| (format!("f{field}"), values.clone()));
+    let profile = Profile { fields: fields.collect(), ..Profile::default() };
+    let mut view = View { event: &event, facts: None, stale: false };
+    let (mut reads, mut why) = (0, None);
+    for _ in 0..1_000 {
+        view.stale = true;
+        match view.matches(&rules.rules[0], &profile) {
+            Ok(matched) => assert!(matched),
+            Err(error) => why = Some(error),
+        }
+        reads += usize::from(!view.stale);
+    }
+    assert!((10..50).contains(&reads), "it was read {reads} times");
+    assert!(why.unwrap().contains("used up their 2000000 steps"));
 }
