@@ -4,7 +4,7 @@
 #   docker run --network NETWORK --stop-timeout 35 -p 127.0.0.1:9464:9464 \
 #     -e FAIRLANE__REDIS__URL=redis://redis:6379 -e FAIRLANE__MONGODB__URL=mongodb://mongodb fairlane
 # NETWORK is the network in which redis and mongodb are names of containers.
-# The stop timeout is longer than `shutdown_delay` (0 s) and `shutdown_grace` (25 s) together. Mount a
+# The stop timeout is `shutdown_delay` (0 s) + `shutdown_grace` (25 s) + 10 s. Mount a
 # configuration at /etc/fairlane/fairlane.toml. HTTP listens on the container's loopback. To make it
 # reachable, add tokens (`auth`) and set FAIRLANE__HTTP__LISTEN=0.0.0.0:8080. Other commands:
 # docker run … fairlane check

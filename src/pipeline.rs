@@ -14,7 +14,11 @@ pub struct Kind {
     pub selective: bool,
     /// Attributes that the product sets on its own events. They are removed from events of the bus.
     pub reserved: &'static [&'static str],
-    /// The ledger of its events; `None`: no ledger.
+    /// The ledger of its events; `None`: no ledger. With one, no event becomes a dead letter because its
+    /// attempts failed: `max_attempts` has no effect, and only a
+    /// [permanent](crate::handler::Failure::permanent) failure or the
+    /// [outcome](crate::handler::Outcomes::dead) of a handler makes one. After any other failure, the events
+    /// are tried again in slices, not one by one.
     pub ledger: Option<Arc<dyn Ledger>>,
     /// Whether a redriven dead letter gets a new sequence. Needed if the handler skips events up to
     /// the highest sequence it has seen.

@@ -9,7 +9,8 @@
 //! | views | the counters' idempotency key, for an hour |
 //!
 //! The hour counts from the first attempt to the last. Decisions are stored before they are carried
-//! out, so effects are repeated only while a slice cannot be completed.
+//! out, so effects are repeated only while a slice cannot be completed. A replay is asked for: its
+//! effects have names of their own, and happen again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +33,7 @@ use crate::event::Event;
 use crate::id::{Offset, RuleId};
 use crate::notifications::record::{Duplicates, NewNotification, When};
 use crate::notifications::{AcceptError, Notifications};
-use crate::queue::{PushOptions, Queue};
+use crate::queue::{PushError, PushOptions, Queue};
 use crate::redis::scripts::Emit;
 use crate::redis::{Link, RedisError, keys};
 use crate::trace::{SliceTrace, TraceContext};
@@ -275,8 +276,11 @@ impl Effects {
                 let options =
                     PushOptions { idempotency: Some((&id, WINDOW)), due: Some(now + delay) };
                 let event = event.with_extension(DUE, Some(json!(true)));
-                let pushed = self.queue.push(&bot, std::slice::from_ref(&event), options).await;
-                pushed.map_or_else(|error| undone(effect, &error), |_| Ok(None))
+                match self.queue.push(&bot, std::slice::from_ref(&event), options).await {
+                    Ok(_) => Ok(None),
+                    Err(PushError::Redis(error)) => undone(effect, &error),
+                    Err(error) => Ok(Some(failure(effect, &error))),
+                }
             }
             Other::Effect(event, effect, trace) => match &effect.deed {
                 Deed::Emit { .. } => Ok(None),

@@ -1,8 +1,9 @@
 //! The handler of automations: decides by the rules of a bot, stores the decisions and carries them
 //! out.
 //!
-//! 1. Takes the profiles that this process used recently, and reads the others with one query. The
-//!    rules come from the cache.
+//! 1. Takes the rules from the cache and the profiles that this process used recently, and reads the
+//!    other profiles with one query. If they are large, the slice ends before the first one that is
+//!    not read.
 //! 2. Takes the events one by one. An event up to the profile's sequence was decided before, and
 //!    its decision is stored with the profile. All others are decided now.
 //! 3. Writes profiles and decisions, each only as the successor of the state that was used. Recent
@@ -14,7 +15,8 @@
 //! An unavailable MongoDB counts no attempt. If it is slow, fewer events are decided at a time, and
 //! a write that still runs in the server is waited for.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -24,13 +26,13 @@ use super::count::ProfileCounts;
 use super::decide::{DUE, Decided, Decision, Note, RuleSet, decide};
 use super::effects::{Effects, Failed, Task};
 use super::heavy::Heavy;
-use super::recent::Recent;
+use super::recent::{Recent, size_of};
 use super::subscribers::{Kept, Next, as_stored};
 use crate::handler::portion::Portion;
 use crate::handler::{
     Delivery, Environment, Failure, Handler, Outcomes, Slice, TURN_PATIENCE, store_patience,
 };
-use crate::id::{Lane, Sequence};
+use crate::id::{BotId, Lane, Sequence};
 use crate::metrics;
 use crate::mongo::client::MongoError;
 use crate::mongo::turns::Turn;
@@ -39,12 +41,18 @@ use crate::mongo::turns::Turn;
 const TRIES: u32 = 5;
 /// Maximum size of the decisions of a slice, in bytes, unless one event alone has more.
 const DECIDED_MAX_BYTES: usize = 4 << 20;
+/// Maximum size of the changed profiles of a slice in memory, in bytes, unless one event alone changes
+/// more.
+const CHANGED_MAX_BYTES: usize = 16 << 20;
 /// How long decisions are kept after their slice, µs. When Redis loses its last writes, about a
 /// second at most, it hands out events again whose effects are done.
 const KEPT_US: u64 = 5_000_000;
 /// Maximum number and bytes of decisions that are kept for that purpose.
 const KEPT_MAX: usize = 200;
 const KEPT_MAX_BYTES: usize = 256 << 10;
+/// Maximum time that a slice waits for rules. A thousand long filters take minutes to compile. A longer
+/// wait would keep its worker from other bots.
+const RULES_PATIENCE: Duration = Duration::from_secs(1);
 /// Minimum time that a slice may spend on decisions once it has profiles and rules.
 const DECIDING_MIN: Duration = Duration::from_millis(20);
 
@@ -93,6 +101,23 @@ struct Subject {
     dirty: bool,
     /// Whether the profile itself changed.
     changed: bool,
+    /// Its size after the last change; 0 before the first.
+    bytes: usize,
+}
+
+impl Subject {
+    fn new(kept: Kept, read: Instant, source: Source) -> Self {
+        let (before, bytes) = (kept.sequence, 0);
+        let (used, dirty, changed) = (false, false, false);
+        Self { kept, before, read, source, used, dirty, changed, bytes }
+    }
+
+    /// Notes a change. Returns by how many bytes the changed profiles of the slice have grown.
+    fn grown(&mut self) -> usize {
+        self.changed = true;
+        let before = std::mem::replace(&mut self.bytes, size_of("", &self.kept));
+        self.bytes.saturating_sub(before)
+    }
 }
 
 /// Where a state is from.
@@ -122,8 +147,7 @@ impl AutomationHandler {
         by_subject: bool,
     ) -> Self {
         let patience = store_patience(handler_timeout);
-        let (portion, recent) = (Portion::new(), Recent::default());
-        let heavy = Heavy::new();
+        let (portion, recent, heavy) = (Portion::new(), Recent::default(), Heavy::new());
         Self { automations, counts, heavy, effects, recent, by_subject, patience, portion }
     }
 
@@ -134,16 +158,27 @@ impl AutomationHandler {
         Some(Lane::of(first.event.subject().unwrap_or_default()))
     }
 
+    /// The rules of a bot. Without this caller, they are still read and compiled.
+    async fn rules(&self, bot: &BotId) -> Result<Arc<RuleSet>, Failure> {
+        let patience = RULES_PATIENCE.min(self.patience / 4);
+        let rules = tokio::time::timeout(patience, self.automations.rules(bot)).await;
+        let Ok(rules) = rules else {
+            let reason = "the rules of this bot are still being read and compiled";
+            return Err(Failure::unavailable(0, reason));
+        };
+        rules.map_err(|error| failure(&error))
+    }
+
     /// Decides on the first `count` events and stores the decisions; `None` after a write conflict.
     async fn decide_and_keep(
         &self,
         slice: &Slice,
         count: usize,
+        rules: &RuleSet,
         turn: &Turn,
     ) -> Result<Option<Work>, Failure> {
         let failed = |error| self.failed(&error, count);
-        let rules = self.automations.rules(&slice.bot).await.map_err(failed)?;
-        let mut work = self.decide(slice, count, &rules).await?;
+        let mut work = self.decide(slice, count, rules).await?;
         let subscribers = self.automations.subscribers();
         let unsure = work.unwritten.iter().filter(|state| state.unsure);
         let unsure: Vec<_> =
@@ -193,16 +228,20 @@ impl AutomationHandler {
         // A wait for a turn leaves enough time to store the decisions.
         let turn_by = Instant::now() + self.patience / 2;
         let mut work = Work::default();
-        let (mut bytes, mut new) = (0, 0);
+        let (mut bytes, mut changed_bytes, mut new) = (0, 0, 0);
         for (at, Delivery { sequence, event }) in slice.events[..count].iter().enumerate() {
             let begun = Instant::now();
-            if at > 0 && (begun >= deadline || bytes > DECIDED_MAX_BYTES) {
+            let is_full = bytes > DECIDED_MAX_BYTES || changed_bytes > CHANGED_MAX_BYTES;
+            if at > 0 && (begun >= deadline || is_full) {
                 break;
             }
-            let subject = subjects.get_mut(event.subject().unwrap_or_default());
-            let Some(subject) = subject.filter(|_| event.extension(DUE).is_none()) else {
+            if event.extension(DUE).is_some() {
                 work.decisions.push(Decision::default());
                 continue;
+            }
+            // It is read with the next slice: the profiles before it are large.
+            let Some(subject) = subjects.get_mut(event.subject().unwrap_or_default()) else {
+                break;
             };
             subject.used = true;
             if subject.kept.sequence.is_some_and(|last| *sequence <= last) {
@@ -230,6 +269,7 @@ impl AutomationHandler {
                 let reason = "rules of other bots that take long are being decided";
                 return Err(Failure::unavailable(0, reason));
             };
+            let changed = subject.kept.note_deletion(event, changed);
             if changed || !decision.is_nothing() {
                 if subject.before.is_none() && !subject.dirty {
                     if let Some(why) = self.full(slice, count, new).await? {
@@ -240,7 +280,9 @@ impl AutomationHandler {
                     new += 1;
                 }
                 subject.dirty = true;
-                subject.changed |= changed;
+                if changed {
+                    changed_bytes += subject.grown();
+                }
                 subject.kept.sequence = Some(*sequence);
             }
             if !decision.is_nothing() {
@@ -254,9 +296,8 @@ impl AutomationHandler {
         }
         let first = slice.events.first().map_or(0, |delivery| delivery.sequence.get());
         for (subscriber, subject) in subjects {
-            let Subject { mut kept, before, read, source, used, dirty, changed } = subject;
-            let guessed = source == Source::Recent;
-            let subscriber = subscriber.to_owned();
+            let Subject { mut kept, before, read, source, used, dirty, changed, .. } = subject;
+            let (guessed, subscriber) = (source == Source::Recent, subscriber.to_owned());
             work.guessed |= guessed;
             work.read.insert(subscriber.clone(), read);
             if dirty {
@@ -281,33 +322,27 @@ impl AutomationHandler {
         }))
     }
 
-    /// The profiles of the first `count` events. Every event needs one, because an earlier decision
-    /// counts even if its rules are deleted by now.
+    /// The profiles of the first `count` events, or if they are large, of some from the first event
+    /// on. Every event needs one, because an earlier decision counts even if its rules are deleted by
+    /// now.
     async fn read<'a>(
         &self,
         slice: &'a Slice,
         count: usize,
     ) -> Result<HashMap<&'a str, Subject>, Failure> {
+        let mut seen = HashSet::new();
         let mut subscribers: Vec<&str> = slice.events[..count]
             .iter()
             .map(|delivery| &delivery.event)
             .filter(|event| event.extension(DUE).is_none())
             .map(|event| event.subject().unwrap_or_default())
+            .filter(|subscriber| seen.insert(*subscriber))
             .collect();
-        subscribers.sort_unstable();
-        subscribers.dedup();
-        if subscribers.is_empty() {
-            return Ok(HashMap::new());
-        }
-        let subject = |kept: Kept, read, source| {
-            let before = kept.sequence;
-            Subject { kept, before, read, source, used: false, dirty: false, changed: false }
-        };
         let mut subjects = HashMap::with_capacity(subscribers.len());
         subscribers.retain(|subscriber| {
             let known = self.recent.take(&slice.bot, subscriber);
             let Some((kept, read)) = known else { return true };
-            subjects.insert(*subscriber, subject(kept, read, Source::Recent));
+            subjects.insert(*subscriber, Subject::new(kept, read, Source::Recent));
             false
         });
         if !subscribers.is_empty() {
@@ -316,23 +351,17 @@ impl AutomationHandler {
             let kept = kept.map_err(|error| self.failed(&error, count))?;
             let read = subscribers.into_iter().zip(kept);
             subjects.extend(
-                read.map(|(subscriber, kept)| (subscriber, subject(kept, now, Source::Read))),
+                read.map(|(subscriber, kept)| (subscriber, Subject::new(kept, now, Source::Read))),
             );
         }
         Ok(subjects)
     }
 
-    /// An unavailable MongoDB counts no attempt. A refusal by MongoDB does, so that a bot does not
-    /// wait for ever.
     fn failed(&self, error: &MongoError, count: usize) -> Failure {
         if error.is_timeout() {
             self.portion.too_much(count);
         }
-        if error.is_passing() {
-            Failure::unavailable(0, error.to_string())
-        } else {
-            Failure::transient(0, error.to_string())
-        }
+        failure(error)
     }
 
     /// Carries out the decisions, and returns the outcome of the slice.
@@ -390,9 +419,10 @@ impl Handler for AutomationHandler {
             return Err(Failure::unavailable(0, reason));
         };
         for _ in 0..TRIES {
+            let rules = self.rules(&slice.bot).await?;
             let count = slice.events.len().min(self.portion.now());
             let started = Instant::now();
-            let deciding = self.decide_and_keep(slice, count, &turn);
+            let deciding = self.decide_and_keep(slice, count, &rules, &turn);
             let Ok(work) = tokio::time::timeout_at(until, deciding).await else {
                 self.portion.too_much(count);
                 let reason = format!("MongoDB did not store the decisions within {patience}");
@@ -409,6 +439,16 @@ impl Handler for AutomationHandler {
     /// Slices of all bots share their reads and writes of MongoDB.
     fn shares_calls(&self) -> bool {
         true
+    }
+}
+
+/// An unavailable MongoDB counts no attempt. A refusal by MongoDB does, so that a bot does not wait
+/// for ever.
+fn failure(error: &MongoError) -> Failure {
+    if error.is_passing() {
+        Failure::unavailable(0, error.to_string())
+    } else {
+        Failure::transient(0, error.to_string())
     }
 }
 
@@ -454,8 +494,7 @@ mod tests {
         }
         forget(&mut decided, first);
         assert_eq!(decided.len(), 100 + 3);
-        let later = first + 60_000_000;
-        forget(&mut decided, later);
+        forget(&mut decided, first + 60_000_000);
         assert!(decided.is_empty());
     }
 }

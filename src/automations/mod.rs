@@ -212,6 +212,17 @@ impl Editor {
         self.mongo.read_much(self.read_timeout, list).await
     }
 
+    /// Compiles stored rules of a bot for a dry run, while `goes_on`. `None`: it was stopped. The next
+    /// call continues. An unchanged filter is not compiled again.
+    pub(crate) fn compile(
+        &self,
+        bot: &BotId,
+        stored: Vec<Stored>,
+        goes_on: impl Fn() -> bool,
+    ) -> Option<Arc<RuleSet>> {
+        self.automations.0.cache.compile(bot, stored, goes_on)
+    }
+
     /// A rule; `None` if it does not exist.
     ///
     /// # Errors
@@ -224,7 +235,7 @@ impl Editor {
         self.mongo.read(self.read_timeout, self.automations.store().get(bot, id)).await
     }
 
-    /// The profile of a subscriber; without a sequence if there is none.
+    /// The profile of a subscriber; without a sequence if there is none, or if it was deleted.
     ///
     /// # Errors
     /// If MongoDB does not answer in time or refuses.
@@ -236,7 +247,7 @@ impl Editor {
         let subscribers = [subscriber];
         let kept = self.automations.subscribers().read(bot, &subscribers);
         let kept = self.mongo.read(self.read_timeout, kept).await?;
-        Ok(kept.into_iter().next().unwrap_or_default())
+        Ok(kept.into_iter().next().filter(|kept| !kept.gone).unwrap_or_default())
     }
 
     pub(crate) fn queue(&self) -> &Queue {

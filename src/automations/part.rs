@@ -6,6 +6,7 @@ use super::count::ProfileCounts;
 use super::effects::Effects;
 use super::handler::AutomationHandler;
 use super::stats::{self, RuleNotes};
+use super::subscribers::deleted;
 use super::{Automations, Editor, RulesEar, watch};
 use crate::bus::Published;
 use crate::bus::backlog::Backlog;
@@ -79,6 +80,8 @@ impl Part for AutomationPart {
     fn start(&self, seat: &Seat<'_>) {
         if Self::keeps_up(seat) {
             let (automations, shutdown) = (self.automations.clone(), seat.shutdown.clone());
+            let subscribers = automations.subscribers().clone();
+            seat.shutdown.spawn(deleted::prepare(subscribers, shutdown.clone()));
             seat.shutdown.spawn(watch::run(automations, shutdown));
         }
     }

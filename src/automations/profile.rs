@@ -29,6 +29,8 @@ pub const TAG_REMOVED: &str = "tag.removed";
 pub const FIELD_CHANGED: &str = "field.changed";
 /// The whole profile of the subscriber was replaced.
 pub const REPLACED: &str = "subscriber.replaced";
+/// The profile of the subscriber was deleted.
+pub const DELETED: &str = "subscriber.deleted";
 /// The prefix of all other event types about profiles.
 const SUBSCRIBER: &str = "subscriber.";
 
@@ -158,7 +160,7 @@ pub fn changes(event: &Event) -> Result<Vec<Change>, String> {
             changes.extend(of_subscriber(event)?);
             Ok(changes)
         }
-        "subscriber.deleted" => Ok(vec![Change::Clear]),
+        DELETED => Ok(vec![Change::Clear]),
         _ => Ok(Vec::new()),
     }
 }
@@ -185,6 +187,12 @@ fn of_subscriber(event: &Event) -> Result<Vec<Change>, String> {
 }
 
 impl Profile {
+    /// Whether it has neither tags nor fields.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tags.is_empty() && self.fields.is_empty()
+    }
+
     /// Checks every bound.
     ///
     /// # Errors
@@ -238,7 +246,7 @@ impl Profile {
                 Ok(true)
             }
             Change::Clear => {
-                let was_known = *self != Self::default();
+                let was_known = !self.is_empty();
                 *self = Self::default();
                 Ok(was_known)
             }

@@ -186,7 +186,7 @@ impl Held {
 }
 
 /// The approximate size of an entry in memory, in bytes.
-fn size_of(subscriber: &str, kept: &Kept) -> usize {
+pub(super) fn size_of(subscriber: &str, kept: &Kept) -> usize {
     fn value(json: &Json) -> usize {
         PART + match json {
             Json::String(text) => text.len(),

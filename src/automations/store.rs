@@ -23,6 +23,7 @@ use tracing::warn;
 use crate::automations::rule::{RULES_MAX, RULES_MAX_BYTES, Rule};
 use crate::id::{BotId, RuleId};
 use crate::mongo::client::{ANSWER_TIMEOUT, Mongo, MongoError};
+use crate::mongo::turns::{Turn, Turns};
 use crate::request_deadline;
 use crate::telemetry::OncePerMinute;
 
@@ -34,6 +35,9 @@ const SEPARATOR: char = '\u{1f}';
 pub(crate) const GONE_FOR: Duration = Duration::from_secs(24 * 3_600);
 /// Number of rules per page when all rules are read.
 const PAGE: usize = 10_000;
+/// Maximum number of rules that are listed. Several processes that each write the last rule that a bot
+/// may have can exceed [`RULES_MAX`] by a few.
+const LIST_MAX: usize = 2 * RULES_MAX;
 /// Number of attempts after write conflicts.
 const TRIES: usize = 5;
 
@@ -97,8 +101,8 @@ pub enum WriteError {
     /// The bot's rules together are too large.
     #[error("the rules of the bot would have {0} bytes; at most {RULES_MAX_BYTES} are allowed")]
     TooLarge(usize),
-    /// Write conflicts with other clients do not end.
-    #[error("other clients change the rule at the same time")]
+    /// Write conflicts with other clients do not end, or their writes take too long.
+    #[error("other clients change rules of the bot at the same time")]
     Contended,
 }
 
@@ -118,10 +122,11 @@ pub fn document(bot: &BotId, id: &RuleId, rule: &Rule) -> Document {
     document
 }
 
-/// The rules of every bot. Cheap to clone.
+/// The rules of every bot. Cheap to clone; clones share the turns to write.
 #[derive(Debug, Clone)]
 pub struct RuleStore {
     mongo: Mongo,
+    turns: Turns,
 }
 
 fn id_of(bot: &BotId, rule: &RuleId) -> String {
@@ -132,7 +137,7 @@ impl RuleStore {
     /// The rules in the database of `mongo`.
     #[must_use]
     pub fn new(mongo: Mongo) -> Self {
-        Self { mongo }
+        Self { mongo, turns: Turns::default() }
     }
 
     /// Creates the indexes. May be repeated.
@@ -154,7 +159,7 @@ impl RuleStore {
     /// # Errors
     /// If MongoDB is unavailable or refuses.
     pub async fn list(&self, bot: &BotId) -> Result<Vec<Stored>, MongoError> {
-        let found = self.find(of_bot(bot), None, doc! { "_id": 1 }, 0).await?;
+        let found = self.find(of_bot(bot), None, doc! { "_id": 1 }, LIST_MAX).await?;
         Ok(found.iter().filter_map(stored).collect())
     }
 
@@ -182,6 +187,7 @@ impl RuleStore {
         let actions = serde_json::to_string(&rule.actions).unwrap_or_default();
         let bytes = rule.bytes();
         let size = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let turn = self.turn(bot).await?;
         for _ in 0..TRIES {
             let before = self.expect(bot, id, expected).await?;
             self.check_room(bot, id, bytes).await?;
@@ -200,7 +206,7 @@ impl RuleStore {
             }
             let change =
                 rawdoc! { "$set": set, "$unset": unset, "$currentDate": { "changed": true } };
-            if self.write(bot, id, before.as_deref(), change, before.is_none()).await? {
+            if self.write(&turn, (bot, id), before.as_deref(), change, before.is_none()).await? {
                 return Ok((version, before.is_none()));
             }
         }
@@ -217,6 +223,7 @@ impl RuleStore {
         id: &RuleId,
         expected: &Expected,
     ) -> Result<bool, WriteError> {
+        let turn = self.turn(bot).await?;
         for _ in 0..TRIES {
             let before = self.expect(bot, id, expected).await?;
             if before.is_none() {
@@ -226,11 +233,19 @@ impl RuleStore {
                 "$unset": { "v": "", "name": "", "on": "", "filter": "", "actions": "", "enabled": "", "bytes": "" },
                 "$currentDate": { "changed": true, "gone": true },
             };
-            if self.write(bot, id, before.as_deref(), change, false).await? {
+            if self.write(&turn, (bot, id), before.as_deref(), change, false).await? {
                 return Ok(true);
             }
         }
         Err(WriteError::Contended)
+    }
+
+    /// Waits until no other rule of the bot is checked and written here. Otherwise concurrent writes
+    /// would exceed the bot's maximum.
+    async fn turn(&self, bot: &BotId) -> Result<Turn, WriteError> {
+        let patience = request_deadline::at_most(ANSWER_TIMEOUT);
+        let turn = tokio::time::timeout(patience, self.turns.of(bot)).await;
+        turn.map_err(|_| WriteError::Contended)
     }
 
     /// The version of a rule that meets the condition.
@@ -254,8 +269,8 @@ impl RuleStore {
     /// Writes a document that has this version; returns whether it still had it.
     async fn write(
         &self,
-        bot: &BotId,
-        id: &RuleId,
+        turn: &Turn,
+        (bot, id): (&BotId, &RuleId),
         before: Option<&str>,
         change: RawDocumentBuf,
         upsert: bool,
@@ -268,7 +283,9 @@ impl RuleStore {
         };
         let statement = rawdoc! { "q": filter, "u": change, "upsert": upsert };
         let statements = [statement].into_iter().collect();
-        let mut done = self.mongo.update(AUTOMATIONS, statements, true, ANSWER_TIMEOUT, ()).await?;
+        let keep = turn.clone();
+        let done = self.mongo.update(AUTOMATIONS, statements, true, ANSWER_TIMEOUT, keep);
+        let mut done = done.await?;
         match done.refused.pop() {
             Some(refused) if !refused.met_another => Err(refused.error),
             Some(_) => Ok(false),
@@ -279,7 +296,7 @@ impl RuleStore {
     /// Refuses a rule that exceeds the bot's maximum.
     async fn check_room(&self, bot: &BotId, id: &RuleId, bytes: usize) -> Result<(), WriteError> {
         let wanted = Some(doc! { "_id": 1, "bytes": 1 });
-        let found = self.find(of_bot(bot), wanted, doc! {}, 0).await?;
+        let found = self.find(of_bot(bot), wanted, doc! {}, RULES_MAX + 1).await?;
         let own = id_of(bot, id);
         let others = found.iter().filter(|document| document.get_str("_id").ok() != Some(&*own));
         let (mut count, mut sum) = (1, bytes);
@@ -306,8 +323,7 @@ impl RuleStore {
         if let Some(last) = last {
             filter.insert("_id", doc! { "$gt": last });
         }
-        let most = i64::try_from(PAGE).unwrap_or(i64::MAX);
-        let found = self.find(filter, Some(meaning()), doc! { "_id": 1 }, most).await?;
+        let found = self.find(filter, Some(meaning()), doc! { "_id": 1 }, PAGE).await?;
         let last = found.last().filter(|_| found.len() == PAGE);
         let last = last.and_then(|document| document.get_str("_id").ok()).map(str::to_owned);
         Ok((found.iter().filter_map(subscribing).collect(), last))
@@ -355,12 +371,12 @@ impl RuleStore {
         filter: Document,
         projection: Option<Document>,
         sort: Document,
-        limit: i64,
+        limit: usize,
     ) -> Result<Vec<RawDocumentBuf>, MongoError> {
         let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
         let mut options = FindOptions::builder().sort(sort).selection_criteria(primary).build();
         options.projection = projection;
-        options.limit = (limit > 0).then_some(limit);
+        options.limit = i64::try_from(limit).ok().filter(|limit| *limit > 0);
         self.mongo
             .find(AUTOMATIONS, filter, options, request_deadline::at_most(ANSWER_TIMEOUT))
             .await

@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse as _, Json, Response};
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -21,11 +22,13 @@ use super::partly::stopped;
 use super::pipelines::PipelinePath;
 use super::problem::{Kind, Problem};
 use crate::id::{BotId, LetterId, PipelineName};
-use crate::queue::{DeadLetter, DeadPage, Deed, Queue};
+use crate::queue::{Bound, DeadLetter, DeadPage, Deed, Queue, Swept, Wish};
 use crate::trail::Action;
 
 /// Maximum number of dead letters per page.
 const LIMIT_MAX: u32 = 1_000;
+/// An action on many dead letters ends after this time, if the token is for certain bots.
+pub(super) const WITHIN_OF_BOT: Duration = Duration::from_secs(1);
 
 /// Requires the scope `read`.
 pub(super) fn reading() -> OpenApiRouter<Arc<Api>> {
@@ -166,6 +169,10 @@ async fn show(
 struct Redriven {
     /// Number of redriven dead letters.
     redriven: u64,
+    /// Whether the call ended before all were redriven: repeat it. Only for a token that is for certain
+    /// bots.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    more: bool,
 }
 
 /// Redrive a dead letter
@@ -183,7 +190,7 @@ async fn redrive(
     NoBody: NoBody,
 ) -> Result<Json<Redriven>, Problem> {
     path.redrive(&api, &caller).await?;
-    Ok(Json(Redriven { redriven: 1 }))
+    Ok(Json(Redriven { redriven: 1, more: false }))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -197,7 +204,8 @@ struct RedriveQuery {
 /// Redrive all dead letters
 ///
 /// All dead letters of the pipeline, or of one bot. Events that fail again meanwhile stay dead
-/// letters.
+/// letters. For a token that is for certain bots, a call ends after about 1 s, and `more` says that some
+/// may be left.
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/dead/redrive", tag = "dead letters",
     operation_id = "redriveDeadLetters", params(PipelinePath, RedriveQuery),
@@ -213,26 +221,25 @@ async fn redrive_all(
     let bot = query.bot.as_ref();
     bot.map_or_else(|| caller.check_all_bots(), |bot| caller.check_bot(bot))?;
     let queue = api.queues.find(&path.pipeline).await?;
+    // That of an operator may take minutes: others must not wait for its turn.
+    let all = caller.covers_all();
+    let _turn = if all { None } else { Some(api.searches.take(caller.name()).await?) };
     // Dead letters carry the time of Redis, so its clock decides which ones existed before.
     let until: Duration = api.queues.time().await?;
-    let redriven = redrive_until(&api, &caller, &queue, bot, until).await?;
-    Ok(Json(Redriven { redriven }))
-}
-
-/// Redrives the dead letters of the pipeline, or of one bot, that are not younger than `until`.
-pub(super) async fn redrive_until(
-    api: &Api,
-    caller: &Caller,
-    queue: &Queue,
-    bot: Option<&BotId>,
-    until: Duration,
-) -> Result<u64, Problem> {
+    let wanted = Wish { bot, wanted: &|_| true, reason: "" };
+    let bound = Bound { letters: u64::MAX, deadline: Instant::now() + WITHIN_OF_BOT };
     let work = async {
-        let redriven = queue.redrive_all(bot, until).await;
-        redriven.map_err(|error| stopped(Deed::Redrive, error))
+        let swept = if all {
+            let redriven = queue.redrive_all(bot, until).await;
+            redriven.map(|count| Swept { count, more: false })
+        } else {
+            queue.sweep_dead(wanted, until, bound, Deed::Redrive).await
+        };
+        swept.map_err(|error| stopped(Deed::Redrive, error))
     };
     let action = Action::new("redrive all").in_pipeline(queue.name()).of_bot(bot);
-    api.act(caller, action, work, acting::number).await
+    let swept = api.act(&caller, action, work, |swept| acting::number(&swept.count)).await?;
+    Ok(Json(Redriven { redriven: swept.count, more: swept.more }))
 }
 
 /// Drop a dead letter

@@ -37,9 +37,10 @@ impl LargeReads {
         Self::new("large lists", 3)
     }
 
-    /// Turns for searches of the bus, which take up to some seconds.
+    /// Turns for searches of the bus, replays, and actions on many dead letters, which take up to some
+    /// seconds.
     pub(crate) fn searches() -> Self {
-        Self::new("searches or replays", 2)
+        Self::new("searches, replays or actions on many dead letters", 2)
     }
 
     /// Turns for checks of rules, which take up to a tenth of a second.

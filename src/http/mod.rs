@@ -145,7 +145,7 @@ pub(crate) struct Api {
     pub(crate) problems: Arc<Problems>,
     /// Turns for large answers.
     pub(crate) large_reads: LargeReads,
-    /// Turns for searches of the bus.
+    /// Turns for searches of the bus, replays, and actions on many dead letters.
     pub(crate) searches: LargeReads,
     /// Turns for checks of rules.
     pub(crate) checks: LargeReads,

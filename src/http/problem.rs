@@ -372,7 +372,10 @@ impl From<MongoError> for Problem {
             if let Some(suppressed) = AWAY.take() {
                 warn!(%error, suppressed, "an HTTP request failed: MongoDB is unavailable");
             }
-            let detail = if error.may_have_run() {
+            if error.is_timeout() && !error.may_have_written() {
+                return Self::mongo_hangs();
+            }
+            let detail = if error.may_have_written() {
                 "MongoDB did not confirm this, so it may have been done; check the result, or retry"
             } else {
                 "nothing was done: MongoDB is unavailable; retry later"

@@ -285,8 +285,6 @@ fn of_pipeline(facts: &Facts, pipeline: &PipelineFacts, found: &mut Vec<Finding>
         // More workers do not help if no bot is ready.
         let remedy = if failing.is_some() {
             "its bots are in backoff after failures;"
-        } else if throttled.is_some() && view.ready == 0 {
-            "the rate of its bots holds them back;"
         } else if view.ready == 0 && view.parked > 0 {
             "its bots are parked, after failures or because the handler asked to wait;"
         } else {

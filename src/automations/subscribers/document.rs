@@ -1,7 +1,9 @@
 //! The document of a subscriber, to and from the form of MongoDB.
 
 use mongodb::bson::raw::CStr;
-use mongodb::bson::{RawArrayBuf, RawBson, RawBsonRef, RawDocument, RawDocumentBuf, cstr, rawdoc};
+use mongodb::bson::{
+    DateTime, RawArrayBuf, RawBson, RawBsonRef, RawDocument, RawDocumentBuf, cstr, rawdoc,
+};
 use serde_json::{Number, Value as Json};
 
 use super::{Kept, Next};
@@ -35,7 +37,7 @@ pub(super) fn ids_of(bot: &BotId) -> (String, String) {
 impl Write {
     pub(super) fn new(bot: &BotId, next: &Next) -> Self {
         let id = id_of(bot, &next.subscriber);
-        let Kept { profile, sequence, decided } = &next.kept;
+        let Kept { profile, sequence, decided, gone } = &next.kept;
         let decided: RawArrayBuf = decided
             .iter()
             .map(|(sequence, text)| rawdoc! { "s": number(*sequence), "d": text.as_str() })
@@ -47,6 +49,9 @@ impl Write {
                 "s": state, "decided": decided,
             };
             append(&mut document, profile);
+            if *gone {
+                document.append(cstr!("gone"), RawBson::DateTime(DateTime::now()));
+            }
             return Self::Insert(document);
         };
         let mut set = rawdoc! { "s": state, "decided": decided };
@@ -54,8 +59,14 @@ impl Write {
         if next.changed {
             append(&mut set, profile);
         }
-        // Values of these five names are stored as they are, also if names in them begin with `$`.
-        Self::Update(rawdoc! { "q": { "_id": id, "s": number(after) }, "u": { "$set": set } })
+        // Values of these names are stored as they are, also if names in them begin with `$`.
+        let mut update = rawdoc! { "$set": set };
+        if *gone {
+            update.append(cstr!("$currentDate"), rawdoc! { "gone": true });
+        } else if next.changed {
+            update.append(cstr!("$unset"), rawdoc! { "gone": "" });
+        }
+        Self::Update(rawdoc! { "q": { "_id": id, "s": number(after) }, "u": update })
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -131,6 +142,7 @@ pub(super) fn kept(document: &RawDocument) -> Option<Kept> {
         kept.decided.push((sequence(decided)?, text));
     }
     kept.sequence = Some(sequence(document)?);
+    kept.gone = kept.profile.is_empty() && document.get("gone").ok()?.is_some();
     Some(kept)
 }
 
@@ -223,6 +235,31 @@ mod tests {
         let set = statement.get_document("u").unwrap().get_document("$set").unwrap();
         let set: Vec<String> = read(set).keys().cloned().collect();
         assert_eq!(set, ["s", "decided"]);
+    }
+
+    #[test]
+    fn a_deleted_profile_is_dated_with_each_write_until_it_changes() {
+        let gone = || Kept { gone: true, sequence: Some(Sequence::new(7)), ..Kept::default() };
+        let write = |after: Option<u64>, changed, kept| {
+            let (after, subscriber) = (after.map(Sequence::new), "u".to_owned());
+            Write::new(&BotId::parse("b").unwrap(), &Next { subscriber, after, changed, kept })
+        };
+        let Write::Insert(document) = write(None, true, gone()) else { panic!("an insert") };
+        assert_eq!(kept(&document).unwrap(), gone());
+        let update = |changed, kept| match write(Some(6), changed, kept) {
+            Write::Update(statement) => read(statement.get_document("u").unwrap()),
+            Write::Insert(_) => panic!("an update"),
+        };
+        for changed in [true, false] {
+            let update = update(changed, gone());
+            assert_eq!(update.get_document("$currentDate").unwrap(), &doc! { "gone": true });
+        }
+        assert_eq!(update(true, full()).get_document("$unset").unwrap(), &doc! { "gone": "" });
+        assert!(!update(false, full()).contains_key("$unset"));
+        // An earlier version writes a profile and leaves the date.
+        let Write::Insert(mut document) = write(None, true, full()) else { panic!("an insert") };
+        document.append(cstr!("gone"), RawBson::DateTime(DateTime::now()));
+        assert_eq!(kept(&document).unwrap(), full());
     }
 
     #[test]

@@ -7,13 +7,16 @@
 //! | `tags`, `fields` | the profile |
 //! | `s` | the sequence of the last event that changed the document |
 //! | `decided` | the decisions on the last events: `{s, d}`, the decision as JSON |
+//! | `gone` | the time of the last write since the profile was deleted |
 //!
 //! A document is written only as the successor of the state that was read, so a late process writes
 //! nothing. One write contains the change of the profile and the decision. A process that repeats
 //! an event therefore finds the decision, and does not decide again with a changed profile or
 //! changed rules.
 
+pub(crate) mod deleted;
 mod document;
+mod large;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,6 +30,7 @@ pub(crate) use self::document::as_stored;
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::document::written;
 use self::document::{Write, id_of, ids_of, kept, sequence};
+use self::large::LargeBots;
 use crate::automations::profile::Profile;
 use crate::id::{BotId, Lane, Sequence};
 use crate::mongo::client::{ANSWER_TIMEOUT, Mongo, MongoError, Refused};
@@ -42,6 +46,10 @@ const UPDATE_MAX: usize = 500;
 /// Maximum number of bytes of a command, unless one profile alone has more; the server accepts 48
 /// MB.
 const BYTES_MAX: usize = 8 << 20;
+/// At about so many bytes of profiles, a query ends, and a slice reads no further ones.
+const FIND_MAX_BYTES: usize = 8 << 20;
+/// A bot with more bytes of profiles has large ones.
+const LARGE_BYTES: usize = 1 << 20;
 /// Time limit of reading profiles.
 const FIND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Only a slice waits for a write, so it may retry immediately after a failure.
@@ -58,6 +66,8 @@ pub struct Kept {
     pub sequence: Option<Sequence>,
     /// The decisions on the last events, newest last, as JSON.
     pub decided: Vec<(Sequence, String)>,
+    /// Whether the profile was deleted, and no event has changed it since.
+    pub gone: bool,
 }
 
 /// For [`crate::fuzzing`]: reads a document.
@@ -80,8 +90,14 @@ pub struct Next {
     pub kept: Kept,
 }
 
-/// Documents by their ids; `None` for an unreadable one.
-type Found = HashMap<String, Option<Kept>>;
+/// The documents of a query.
+struct Found {
+    /// By their ids. Each member of the group reads its own.
+    documents: HashMap<String, RawDocumentBuf>,
+    /// Whether these are all. Otherwise they are too many bytes together.
+    all: bool,
+}
+
 /// The sequences of documents by their ids; `None` for an unreadable one.
 type States = HashMap<String, Option<Sequence>>;
 /// The result of a group of writes. Writes are named by their places in the group.
@@ -103,6 +119,7 @@ pub struct SubscriberStore {
     checks: Coalescer<Arc<str>, States>,
     writes: Coalescer<Item, Outcome>,
     turns: Turns,
+    large: LargeBots,
 }
 
 /// A write, and the turn of its bot.
@@ -130,10 +147,12 @@ impl SubscriberStore {
         let writes = Coalescer::new(WRITES, move |items, place| {
             write(written.clone(), items, place).boxed()
         });
-        Self { mongo, reads, checks, writes, turns: Turns::default() }
+        let (turns, large) = (Turns::default(), LargeBots::default());
+        Self { mongo, reads, checks, writes, turns, large }
     }
 
-    /// The stored states of these subscribers, in their order. Concurrent calls share a query.
+    /// The stored states of the first of these subscribers, in their order: of all, unless their
+    /// profiles are large, and of at least one. Concurrent calls share a query.
     ///
     /// # Errors
     /// If MongoDB does not answer in time or refuses.
@@ -143,18 +162,36 @@ impl SubscriberStore {
     pub async fn read(&self, bot: &BotId, subscribers: &[&str]) -> Result<Vec<Kept>, MongoError> {
         let ids: Vec<Arc<str>> =
             subscribers.iter().map(|subscriber| id_of(bot, subscriber).into()).collect();
-        let mut kept = Vec::with_capacity(ids.len());
-        for ids in ids.chunks(FIND_MAX) {
-            let (found, _) = self.reads.join(ids.to_vec()).await?;
-            for id in ids {
-                kept.push(match found.get(&**id) {
-                    Some(Some(found)) => found.clone(),
-                    Some(None) => return Err(self.misread()),
-                    None => Kept::default(),
-                });
+        let (mut states, mut bytes) = (Vec::with_capacity(ids.len()), 0);
+        let (mut alone, mut count) = (self.large.contains(bot), FIND_MAX);
+        while states.len() < ids.len() && bytes <= FIND_MAX_BYTES {
+            let next: Vec<_> = ids.iter().skip(states.len()).take(count).cloned().collect();
+            let (found, _) = if alone {
+                self.reads.alone(next.clone()).await?
+            } else {
+                self.reads.join(next.clone()).await?
+            };
+            if !found.all {
+                // In a group, the large profiles may be those of another bot.
+                if alone {
+                    count = (found.documents.len() / 2).max(1);
+                }
+                alone = true;
+                continue;
+            }
+            for id in &next {
+                let Some(document) = found.documents.get(&**id) else {
+                    states.push(Kept::default());
+                    continue;
+                };
+                bytes += document.as_bytes().len();
+                states.push(kept(document).ok_or_else(|| self.misread())?);
             }
         }
-        Ok(kept)
+        if alone && bytes > LARGE_BYTES {
+            self.large.insert(bot);
+        }
+        Ok(states)
     }
 
     /// Whether each of these subscribers still has this stored state. Reads no profiles. Concurrent
@@ -247,16 +284,17 @@ impl SubscriberStore {
 }
 
 async fn find(mongo: Mongo, ids: Vec<Arc<str>>) -> Result<Found, MongoError> {
-    let found = documents(&mongo, &ids, FindOptions::default()).await?;
-    let read = |document: RawDocumentBuf| {
-        Some((document.get_str("_id").ok()?.to_owned(), kept(&document)))
-    };
-    Ok(found.into_iter().filter_map(read).collect())
+    let options = FindOptions::default();
+    let (found, bytes) = documents(&mongo, &ids, options, FIND_MAX_BYTES).await?;
+    let all = bytes <= FIND_MAX_BYTES || found.len() == ids.len();
+    let named =
+        |document: RawDocumentBuf| Some((document.get_str("_id").ok()?.to_owned(), document));
+    Ok(Found { documents: found.into_iter().filter_map(named).collect(), all })
 }
 
 async fn states(mongo: Mongo, ids: Vec<Arc<str>>) -> Result<States, MongoError> {
     let options = FindOptions::builder().projection(doc! { "s": 1 }).build();
-    let found = documents(&mongo, &ids, options).await?;
+    let (found, _) = documents(&mongo, &ids, options, usize::MAX).await?;
     let read = |document: RawDocumentBuf| {
         Some((document.get_str("_id").ok()?.to_owned(), sequence(&document)))
     };
@@ -267,11 +305,13 @@ async fn documents(
     mongo: &Mongo,
     ids: &[Arc<str>],
     mut options: FindOptions,
-) -> Result<Vec<RawDocumentBuf>, MongoError> {
+    bytes: usize,
+) -> Result<(Vec<RawDocumentBuf>, usize), MongoError> {
     options.batch_size = Some(u32::try_from(ids.len() + 1).unwrap_or(u32::MAX));
     options.selection_criteria = Some(SelectionCriteria::ReadPreference(ReadPreference::Primary));
     let ids: Vec<&str> = ids.iter().map(AsRef::as_ref).collect();
-    mongo.find(SUBSCRIBERS, doc! { "_id": { "$in": ids } }, options, FIND_TIMEOUT).await
+    let filter = doc! { "_id": { "$in": ids } };
+    mongo.find_up_to(SUBSCRIBERS, filter, options, FIND_TIMEOUT, bytes).await
 }
 
 /// Writes a group: new documents by one command, and concurrently the others by another.

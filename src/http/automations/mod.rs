@@ -83,8 +83,7 @@ impl From<EditError> for Problem {
                 Self::new(Kind::TooManyRules, detail)
             }
             EditError::Write(WriteError::Contended) => {
-                let detail =
-                    "nothing was changed: another client changes the rule at the same time; retry";
+                let detail = "nothing was changed: other clients change rules of this bot at the same time; retry";
                 Self::new(Kind::Busy, detail).retry_after(1)
             }
             EditError::Write(WriteError::Unexpected(version)) => {

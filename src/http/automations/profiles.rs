@@ -66,7 +66,7 @@ pub(super) struct Queued {
 /// A subscriber
 ///
 /// The profile as filters see it, built from the events of the bot. Queued events are not yet
-/// included.
+/// included. A deleted profile is not found.
 #[utoipa::path(
     get, path = "/v1/bots/{bot}/subscribers/{subscriber}", tag = "automations",
     operation_id = "getSubscriber", params(SubscriberPath),
@@ -83,7 +83,7 @@ pub(super) async fn get(
     let Kept { sequence, profile, .. } = editor.subscriber(&bot, &subscriber).await?;
     let sequence = sequence.ok_or_else(|| {
         let detail = format!(
-            "subscriber {subscriber:?} of bot {:?} has no profile: profiles are kept from the bot's first rule on, and events may still be queued",
+            "subscriber {subscriber:?} of bot {:?} has no profile: it was deleted, or never created. Profiles are kept from the bot's first rule on, and events may still be queued",
             bot.as_str()
         );
         Problem::new(Kind::NoSubscriber, detail)
@@ -94,8 +94,9 @@ pub(super) async fn get(
 
 /// Set a subscriber
 ///
-/// Replaces the whole profile. The change goes through the queue of the bot as the event
-/// `subscriber.replaced`, so it keeps its place among earlier and later events.
+/// Replaces the whole profile; an empty one deletes it. The change goes through the queue of the bot as
+/// the event `subscriber.replaced`, so it keeps its place among earlier and later events. If the queue is
+/// full, the answer is 503, and nothing is changed.
 #[utoipa::path(
     put, path = "/v1/bots/{bot}/subscribers/{subscriber}", tag = "automations",
     operation_id = "putSubscriber", params(SubscriberPath), request_body = Profile,

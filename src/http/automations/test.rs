@@ -95,7 +95,8 @@ pub(in super::super) struct Done {
 
 /// Test rules
 ///
-/// A dry run on an example event: it has no effects and changes nothing.
+/// A dry run on an example event: it has no effects and changes nothing. If the filters of the bot take
+/// more than a second to compile, the answer is 503, and the next request continues.
 #[utoipa::path(
     post, path = "/v1/bots/{bot}/automations/test", tag = "automations",
     operation_id = "testAutomations", params(BotPath), request_body = Trial,

@@ -21,6 +21,8 @@ const PASSING: [i32; 13] = [6, 7, 50, 89, 91, 189, 262, 9001, 10107, 11600, 1160
 
 /// The server's codes for timeouts.
 const TOO_LONG: [i32; 4] = [50, 64, 89, 262];
+/// The commands that change nothing.
+const READS: [&str; 3] = ["find", "aggregate", "count"];
 
 /// Why a MongoDB command failed. No text contains a credential.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -207,6 +209,17 @@ impl MongoError {
                 | Self::Interrupted { .. }
                 | Self::Majority { .. }
         )
+    }
+
+    /// Whether the command may have changed something although it failed.
+    pub(crate) fn may_have_written(&self) -> bool {
+        let is_read = match self {
+            Self::Broken { command, .. }
+            | Self::Silent { command, .. }
+            | Self::Interrupted { command, .. } => READS.contains(command),
+            _ => false,
+        };
+        self.may_have_run() && !is_read
     }
 
     /// Whether it was a timeout: a smaller command may succeed.

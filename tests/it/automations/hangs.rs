@@ -71,3 +71,28 @@ async fn while_mongodb_hangs_readers_of_rules_and_profiles_are_503_soon_and_writ
     assert!(matches!(put(client, "shop", "r", &rule).await.code, 200 | 201));
     rig.instance.stop().await;
 }
+
+#[tokio::test]
+async fn while_mongodb_hangs_the_page_of_a_bot_is_shown_and_a_typed_rule_stays_in_its_form() {
+    let rig = Rig::start(&[("counters.read_timeout", "\"250ms\"")]).await;
+    let client = &rig.client;
+    rig.stores.mongo.sigstop();
+    let page = client.get("/bots/shop?subscriber=u").await;
+    let text = String::from_utf8_lossy(&page.body);
+    assert!(page.code == 200 && text.contains("MongoDB does not answer in time"), "{page:?}");
+
+    let form = [("content-type", "application/x-www-form-urlencoded")];
+    let rule = r#"{"on":["typed.by.hand"],"actions":[{"set_tag":{"tag":"t"}}]}"#;
+    let event = r#"{"type":"typed.too","subject":"u"}"#;
+    for deed in ["save", "test"] {
+        let body = format!("deed={deed}&id=r&rule={rule}&event={event}");
+        let answer = client.send("POST", "/bots/shop/rule", &form, body.as_bytes()).await;
+        let text = String::from_utf8_lossy(&answer.body);
+        assert_eq!((answer.code, answer.header("retry-after")), (503, Some("1")), "{deed}: {text}");
+        for kept in ["typed.by.hand", "typed.too", "value=\"r\"", "MongoDB"] {
+            assert!(text.contains(kept), "{deed}: {kept} is missing in {text}");
+        }
+    }
+    rig.stores.mongo.sigcont();
+    rig.instance.stop().await;
+}

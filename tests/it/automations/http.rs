@@ -1,5 +1,7 @@
 //! The routes of rules and profiles: refusals, answers, versions.
 
+use fairlane::id::BotId;
+use mongodb::bson::{DateTime, doc};
 use serde_json::{Value, json};
 
 use crate::support::automation_rig::{LONG, Rig, depth, event, profile, put, tag};
@@ -183,6 +185,80 @@ async fn a_profile_out_of_bounds_is_refused_by_its_field() {
         assert_eq!(answer.code, 400);
         assert!(answer.json()["detail"].as_str().unwrap().contains(part), "{}", answer.json());
     }
+    rig.instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_profile_for_which_the_queue_has_no_room_is_refused_and_becomes_no_dead_letter() {
+    let max = ("pipelines.automations.max_queue", "1");
+    let rig = Rig::start(&[max, ("pipelines.automations.on_overflow", "\"dead\"")]).await;
+    let queue = rig.instance.queue("automations");
+    queue.pause(Some(&BotId::parse("shop").unwrap())).await.unwrap();
+    let headers = [("content-type", "application/json")];
+    let put = async |tag: &str| {
+        let body = json!({ "tags": [tag] }).to_string();
+        rig.client.send("PUT", "/v1/bots/shop/subscribers/u", &headers, body.as_bytes()).await
+    };
+    assert_eq!(put("first").await.code, 202);
+    let refused = put("second").await;
+    assert_eq!(refused.problem(), "full", "{refused:?}");
+    let detail = refused.json()["detail"].to_string();
+    assert!(detail.contains("nothing was changed"), "{detail}");
+    assert_eq!(depth(&rig.stores).await, 1);
+    assert!(queue.dead_letters(None, 1).await.unwrap().is_empty());
+    rig.instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_deleted_profile_is_not_found_and_a_day_later_its_document_is_deleted() {
+    const SUBSCRIBERS: &str = "subscribers";
+    let rig = Rig::start(&[]).await;
+    rig.put("shop", "r", &rule()).await;
+    let set = async |subscriber: &str, body: Value| {
+        let path = format!("/v1/bots/shop/subscribers/{subscriber}");
+        let headers = [("content-type", "application/json")];
+        rig.client.send("PUT", &path, &headers, body.to_string().as_bytes()).await
+    };
+    let becomes = async |subscriber: &str, expected: Value| {
+        eventually(LONG, &format!("{subscriber} is {expected}"), async || {
+            profile(&rig.client, "shop", subscriber).await == expected
+        })
+        .await;
+    };
+    let tagged = |tag: &str| json!({ "tags": [tag], "fields": {} });
+    for subscriber in ["ann", "bob", "eve"] {
+        assert_eq!(set(subscriber, tagged("a")).await.code, 202);
+        becomes(subscriber, tagged("a")).await;
+    }
+    let deleted =
+        |subscriber: &str, id: &str| event("shop", subscriber, id, "subscriber.deleted", json!({}));
+    rig.publish(&[deleted("ann", "1"), deleted("eve", "2")]).await;
+    // An empty profile is none.
+    assert_eq!(set("bob", json!({})).await.code, 202);
+    for subscriber in ["ann", "bob", "eve"] {
+        becomes(subscriber, Value::Null).await;
+    }
+    rig.publish(&[tag("shop", "bob", "3", "b")]).await;
+    becomes("bob", tagged("b")).await;
+
+    // As if all that happened two days ago, and as if an earlier version had written the tag.
+    eventually(LONG, "the index is there", async || {
+        rig.stores.indexes(SUBSCRIBERS).await.contains(&"gone".to_owned())
+    })
+    .await;
+    let count = async |id: &str| rig.stores.count(SUBSCRIBERS, doc! { "id": id }).await;
+    let before = DateTime::from_millis(DateTime::now().timestamp_millis() - 2 * 24 * 3_600_000);
+    let dated = doc! { "gone": { "$type": "date" } };
+    assert_eq!(rig.stores.count(SUBSCRIBERS, dated).await, 2, "those of ann and eve");
+    for subscriber in ["ann", "bob"] {
+        let update = doc! { "$set": { "gone": before } };
+        rig.stores.tamper(SUBSCRIBERS, doc! { "id": subscriber }, update).await;
+    }
+    rig.stores.expire().await;
+    assert_eq!((count("ann").await, count("bob").await, count("eve").await), (0, 1, 1));
+    rig.publish(&[tag("shop", "ann", "4", "c"), tag("shop", "bob", "5", "c")]).await;
+    becomes("ann", tagged("c")).await;
+    becomes("bob", json!({ "tags": ["b", "c"], "fields": {} })).await;
     rig.instance.stop().await;
 }
 

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use crate::support::automation_rig::{LONG, Rig, event};
+use crate::support::receiver::Receiver;
 use crate::support::wait::eventually;
 
 #[tokio::test]
@@ -31,5 +32,43 @@ async fn a_replay_over_http_puts_only_events_that_a_rule_of_the_bot_names() {
         found["events"] == 1 && found["top"] == json!([{ "bot": "shop", "events": 1 }])
     })
     .await;
+    rig.instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_corrected_rule_acts_on_replayed_events_once_each() {
+    let rig = Rig::start(&[]).await;
+    let receiver = Receiver::content().await;
+    let rule = |path: &str| {
+        let url = format!("{}/{path}", receiver.url());
+        json!({ "on": ["order.paid"], "actions": [{ "push": { "url": url } }] })
+    };
+    let called = |path: &str| {
+        let path = format!("/{path}");
+        receiver.calls().iter().filter(|call| call.line.contains(&path)).count()
+    };
+    rig.put("shop", "tell", &rule("wrong")).await;
+    let events: Vec<_> = ["1", "2", "3"]
+        .iter()
+        .map(|id| event("shop", "ann", id, "order.paid", json!({})))
+        .collect();
+    rig.publish(&events).await;
+    rig.settles(3).await;
+    eventually(LONG, "the wrong URL is called", async || called("wrong") == 3).await;
+
+    rig.put("shop", "tell", &rule("right")).await;
+    let path = "/v1/pipelines/automations/replay";
+    let headers = [("content-type", "application/json")];
+    let body = json!({ "from": "1h ago", "types": ["order.*"], "id": "corrected" }).to_string();
+    // The second call repeats the first.
+    for put in [3, 0] {
+        let answer = rig.client.send("POST", path, &headers, body.as_bytes()).await;
+        assert_eq!((answer.code, &answer.json()["put"]), (200, &json!(put)), "{answer:?}");
+    }
+    eventually(LONG, "the right URL is called", async || called("right") == 3).await;
+    rig.settles(3).await;
+    assert_eq!((called("wrong"), called("right")), (3, 3));
+    eventually(LONG, "the statistics", async || rig.stats("shop", "tell").await["matched"] == 6)
+        .await;
     rig.instance.stop().await;
 }

@@ -97,8 +97,23 @@ async fn a_bot_has_a_thousand_rules_and_no_more() {
     rig.settles(50 + 50).await;
     let first = profile(&rig.client, "shop", "u0").await;
     assert_eq!(first["fields"], json!({ "f0": 900 }), "{first}");
-    let all = rig.client.get("/v1/bots/shop/automations").await.json();
-    assert_eq!(all["automations"].as_array().unwrap().len(), 1_000);
+    let count = async || {
+        let all = rig.client.get("/v1/bots/shop/automations").await.json();
+        all["automations"].as_array().unwrap().len()
+    };
+    assert_eq!(count().await, 1_000);
+    // Concurrent writes find room for ten.
+    for n in 0..10 {
+        let path = format!("/v1/bots/shop/automations/r{n:04}");
+        let deleted = rig.client.send("DELETE", &path, &[], b"").await;
+        assert_eq!(deleted.code, 204, "{}", deleted.problem());
+    }
+    let writes = (0..30)
+        .map(async |n: usize| put(&rig.client, "shop", &format!("new-{n}"), &rule(n)).await.code);
+    let codes = futures_util::future::join_all(writes).await;
+    let of = |code: u16| codes.iter().filter(|given| **given == code).count();
+    assert_eq!((of(201), of(409)), (10, 20), "{codes:?}");
+    assert_eq!(count().await, 1_000);
 }
 
 /// The rule at the given version. Its emits must agree.
@@ -205,6 +220,38 @@ async fn an_unannounced_change_is_found_within_a_second() {
     rig.publish(&[event("shop", "u", "4", "tick", json!({}))]).await;
     // Three ticks with two emits and one change each, and one more tick without effect.
     rig.settles(3 * 4 + 1).await;
+    rig.instance.stop().await;
+}
+
+#[tokio::test]
+async fn rules_that_take_long_to_compile_are_waited_for_without_a_complaint_about_mongodb() {
+    let rig = Rig::start(&[("pipelines.automations.handler_timeout", "\"1s\"")]).await;
+    let url = MongoUrl::parse(&rig.stores.mongo.url()).unwrap();
+    let store = RuleStore::new(Mongo::open(&url, "fairlane").await.unwrap());
+    let bot = BotId::parse("shop").unwrap();
+    for n in 0..60 {
+        let filter = format!("event.data.n in [{n}{}]", ",-1".repeat(900));
+        let rule =
+            json!({ "on": ["tick"], "filter": filter, "actions": [{ "set_tag": { "tag": "t" } }] });
+        let id = RuleId::parse(&format!("r{n}")).unwrap();
+        let rule = serde_json::from_value(rule).unwrap();
+        store.put(&bot, &id, &rule, &Expected::Anything).await.unwrap();
+    }
+    // They were not announced.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    rig.publish(&[event("shop", "u", "1", "tick", json!({ "n": 59 }))]).await;
+    let mut complaint = String::new();
+    eventually(LONG, "the event waits", async || {
+        let answer = rig.client.get("/v1/pipelines/automations/bots/shop").await;
+        complaint = String::from_utf8_lossy(&answer.body).into_owned();
+        complaint.contains("still being read and compiled")
+    })
+    .await;
+    assert!(!complaint.contains("MongoDB"), "{complaint}");
+    eventually(LONG, "it is decided on", async || {
+        profile(&rig.client, "shop", "u").await["tags"] == json!(["t"])
+    })
+    .await;
     rig.instance.stop().await;
 }
 

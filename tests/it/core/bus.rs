@@ -14,7 +14,7 @@ use crate::support::instance::Instance;
 use crate::support::proxy::distance::Distance;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
-use crate::support::wait::eventually;
+use crate::support::wait::{Stalls, eventually};
 
 const LONG: Duration = Duration::from_secs(30);
 /// The minimum retention. Trimming happens every five seconds.
@@ -348,9 +348,9 @@ async fn another_process_reads_on_when_the_reader_is_killed_or_stopped() {
         fleet.workers[place].lines().iter().any(|line| line.contains("reading the bus"))
     };
     let mut left = vec![0, 1, 2];
-    // The lock lasts 4 s, and each process tries to take it every second. A released lock is free
-    // immediately.
-    for (kill, within) in [(true, Duration::from_secs(8)), (false, Duration::from_secs(4))] {
+    // A share lasts 1.5 s, and each process asks for one every 250 ms. A share that its reader gave up
+    // is free immediately.
+    for (kill, within) in [(true, Duration::from_secs(2)), (false, Duration::from_millis(900))] {
         fleet.publish(10).await;
         fleet.drains(LONG).await;
         let at = left.iter().position(|&place| reading(&fleet, place)).expect("somebody reads");
@@ -361,8 +361,14 @@ async fn another_process_reads_on_when_the_reader_is_killed_or_stopped() {
             fleet.workers[reader].sigterm();
             assert!(fleet.workers[reader].wait_exit(LONG).unwrap().success());
         }
+        let (stalls, ended) = (Stalls::watch(), Instant::now());
         fleet.publish(10).await;
-        fleet.drains(within).await;
+        fleet.drains(LONG).await;
+        let (took, stall) = (ended.elapsed(), stalls.longest());
+        assert!(
+            took < within + stall,
+            "kill {kill}: it took {took:?}, and the machine stood still for {stall:?}"
+        );
     }
     let report = fleet.report();
     assert!(report.is_clean() && report.sent == 120, "{report}");

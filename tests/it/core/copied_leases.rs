@@ -17,7 +17,7 @@ use crate::support::proxy::{Proxy, holds};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::roles::worker::{Effect, Poison};
-use crate::support::wait::eventually;
+use crate::support::wait::{Stalls, eventually};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -137,14 +137,21 @@ async fn another_process_takes_over_soon_when_the_copier_dies_with_its_leases() 
     // minute later.
     tokio::time::sleep(Duration::from_secs(2)).await;
     fleet.publish(1).await;
-    let died = Instant::now();
+    let (published, stalls) = (Instant::now(), Stalls::watch());
     let is_dead = |worker: &mut WorkerProcess| worker.wait_exit(Duration::ZERO).is_some();
     while !fleet.workers.iter_mut().any(is_dead) {
-        assert!(died.elapsed() < LONG, "no process took the event");
+        assert!(published.elapsed() < LONG, "no process took the event");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    let died = Instant::now();
     fleet.cure();
     fleet.drains(LONG).await;
+    // The TTL of a lease, and a second.
+    let (took, stall) = (died.elapsed(), stalls.longest());
+    assert!(
+        took < Duration::from_secs(4) + stall,
+        "it took {took:?}, and the machine stood still for {stall:?}"
+    );
 }
 
 /// Otherwise the bots of this copy would rest until the leases run out.

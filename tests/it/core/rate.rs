@@ -23,7 +23,7 @@ use crate::support::proxy::distance::Distance;
 use crate::support::proxy::{Proxy, holds};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
-use crate::support::wait::eventually;
+use crate::support::wait::{Stalls, eventually};
 
 const LONG: Duration = Duration::from_secs(40);
 const WORK: Roles = Roles { ingest: false, work: true, http: false, schedule: false };
@@ -317,6 +317,9 @@ async fn rate_of_all_bots() -> f64 {
     mean
 }
 
+/// The maximum time of 60 events at 20 a second, with calls that take up to 300 ms.
+const SLOWLY: Duration = Duration::from_secs(15);
+
 /// Tokens travel for several calls, and the process recognises by their age that it was frozen.
 #[tokio::test]
 async fn pipelines_with_a_rate_handle_events_although_redis_is_slow() {
@@ -333,7 +336,9 @@ async fn pipelines_with_a_rate_handle_events_although_redis_is_slow() {
             (0..EVENTS).map(|id| event(&format!("bot-{}", id % 10), "test", id)).collect();
         add(&server, STREAM, &events).await;
         let what = format!("{setting}, {delay_ms} ms each way");
+        let (stalls, begun) = (Stalls::watch(), Instant::now());
         eventually(LONG, &what, async || log.len() >= events.len()).await;
+        assert!(begun.elapsed() < SLOWLY + stalls.longest(), "{what}: {:?}", begun.elapsed());
         instance.stop().await;
     }
 }
@@ -361,7 +366,9 @@ async fn a_pipeline_with_a_total_rate_handles_events_although_one_primary_is_slo
             ids.map(|id| event(&format!("bot-{}", id % 10), "test", id)).collect();
         add(&cluster, STREAM, &events).await;
         let what = format!("primary {place} is slow");
+        let (stalls, begun) = (Stalls::watch(), Instant::now());
         eventually(LONG, &what, async || log.len() >= published as usize).await;
+        assert!(begun.elapsed() < SLOWLY + stalls.longest(), "{what}: {:?}", begun.elapsed());
         distance.set(Duration::ZERO);
     }
     instance.stop().await;

@@ -23,7 +23,7 @@ use crate::support::proxy::{Proxy, holds};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, Persistence, RedisServer};
 use crate::support::served::Served;
-use crate::support::wait::eventually;
+use crate::support::wait::{Stalls, eventually};
 
 const LONG: Duration = Duration::from_secs(20);
 const WORK: Roles = Roles { ingest: false, work: true, http: false, schedule: false };
@@ -110,8 +110,9 @@ async fn old_events_arrive_late(needle: &'static str) -> bool {
     in_time
 }
 
-/// Recovery once took at least this long. It should take less than two seconds, but a busy machine
-/// may take longer.
+/// The promised time of a recovery. A pause of the machine adds to it.
+const SOON: Duration = Duration::from_secs(2);
+/// The recovery from lost replies, for which no time is promised, once took this long.
 const TOO_LONG: Duration = Duration::from_millis(4_900);
 
 #[tokio::test]
@@ -176,6 +177,7 @@ async fn after_the_reading_process_is_killed_another_reads_the_bus_soon() {
     let reads = |served: &Served| served.log().contains("reading the bus");
     let mut reader = Served::start(&config).await;
     eventually(LONG, "it reads", async || reads(&reader)).await;
+    let stalls = Stalls::watch();
     let mut worst = Duration::ZERO;
     for id in 1..=3 {
         let next = Served::start(&config).await;
@@ -196,8 +198,9 @@ async fn after_the_reading_process_is_killed_another_reads_the_bus_soon() {
         assert!(reads(&next));
         reader = next;
     }
+    let stall = stalls.longest();
     println!("a dead reader was replaced within {worst:?}");
-    assert!(worst < TOO_LONG, "{worst:?}");
+    assert!(worst < SOON + stall, "{worst:?}, and the machine stood still for {stall:?}");
 }
 
 #[tokio::test]
@@ -255,9 +258,10 @@ async fn a_bot_whose_renewal_waited_in_a_frozen_redis_is_handled_again_soon_afte
         tokio::time::sleep(CLAIM_TTL + PATIENCE).await;
         server.sigcont();
         if in_time {
-            let woken = Instant::now();
+            let (stalls, woken) = (Stalls::watch(), Instant::now());
             eventually(LONG, "it is handled again", async || attempts().len() == 2).await;
-            assert!(woken.elapsed() < TOO_LONG, "{:?}", woken.elapsed());
+            let (took, stall) = (woken.elapsed(), stalls.longest());
+            assert!(took < SOON + stall, "{took:?}, and the machine stood still for {stall:?}");
             let done = async || queue.next_events(&bot, 1).await.unwrap().is_empty();
             eventually(LONG, "it is done", done).await;
             assert_eq!(attempts(), [1, 1], "no worker vanished");

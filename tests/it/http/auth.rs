@@ -37,8 +37,7 @@ const OPEN: [&str; 5] = [
 /// Open pages that are not in the document.
 const OPEN_PAGES: [&str; 3] = ["/login", "/docs/", "/openapi.json"];
 /// The login page, its forms and its files.
-const OF_LOGIN: [&str; 6] =
-    ["/login", "/logout", "/theme", "/style.css", "/live.js", "/icon.svg"];
+const OF_LOGIN: [&str; 6] = ["/login", "/logout", "/theme", "/style.css", "/live.js", "/icon.svg"];
 
 /// The tokens of the tests: name, scopes, bots. The text of each is its name with a suffix.
 const TOKENS: [(&str, &str, &str); 5] = [

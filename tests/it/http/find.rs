@@ -10,6 +10,7 @@ use crate::support::cli::{Ran, run_in};
 use crate::support::config::{STREAM, config};
 use crate::support::http::Client;
 use crate::support::instance::Instance;
+use crate::support::proxy::distance::Distance;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::tokens::{Tokens, text};
@@ -237,6 +238,36 @@ async fn a_token_for_certain_bots_finds_only_events_of_its_bots() {
         let response = good.get(path).await;
         assert_eq!(response.code, code, "{path}: {response:?}");
     }
+}
+
+#[tokio::test]
+async fn a_search_by_a_token_for_certain_bots_reads_the_bus_for_a_second() {
+    let tokens = Tokens::new(&[("good", r#"scopes = ["read"], bots = ["good"]"#)]);
+    let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    let distance = Distance::start(server.tcp_addr()).await;
+    let settings =
+        [("pipelines.find.events", "[\"test.*\"]"), ("auth.tokens", tokens.setting.as_str())];
+    let config = config(&server, "find", &settings).replace(&server.url(), &distance.url());
+    let instance = Instance::start(&config, Log::default().handler(handle)).await;
+    let good = instance.client().with_token(&text("good"));
+    let find = async || good.get("/v1/events/good-1?bot=good").await;
+    add(&server, STREAM, &[event("good", 1, &json!({}))]).await;
+    // Its attempt is kept, so it is known although the search does not come to its entry.
+    eventually(LONG, "it is handled", async || {
+        let found = find().await;
+        found.code == 200 && found.json()["pipelines"][0]["attempts"][0]["result"] == "done"
+    })
+    .await;
+    let newer = (0..4_000).map(|n| event("other", n, &json!({ "type": "other.event" })));
+    add(&server, STREAM, &newer.collect::<Vec<_>>()).await;
+    // A read takes 100 ms and gives up to 64 entries.
+    distance.set(Duration::from_millis(50));
+    let found = find().await;
+    assert_eq!(found.code, 200, "{found:?}");
+    let searched = found.json()["searched"].clone();
+    assert_eq!(searched["complete"], false, "{searched}");
+    assert!(searched["entries"].as_u64().unwrap() < 800, "{searched}");
+    drop(instance);
 }
 
 #[tokio::test]

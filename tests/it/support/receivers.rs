@@ -8,6 +8,8 @@ use std::process::{Child, Command, Stdio};
 use serde::Deserialize;
 use tempfile::TempDir;
 
+use super::process::variable;
+
 /// One push, as the Python receiver logged it.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Pushed {
@@ -40,14 +42,33 @@ pub(crate) fn example(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name)
 }
 
-/// Whether the program is installed on this machine.
+/// The programs that may be missing in CI too, because `.ci/setup test` does not install them.
+const OPTIONAL: [&str; 4] = ["groff", "ip", "man", "systemd-analyze"];
+
+/// Whether the program is installed on this machine. A test without it shows less.
 pub(crate) fn is_there(program: &str) -> bool {
-    Command::new(program)
+    let found = Command::new(program)
         .arg("--version")
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status()
-        .is_ok()
+        .is_ok();
+    let in_ci = variable("CI").is_some();
+    assert!(
+        found || may_be_missing(program, in_ci),
+        "{program} is missing, which a test needs in CI: run `bash .ci/setup test`"
+    );
+    found
+}
+
+fn may_be_missing(program: &str, in_ci: bool) -> bool {
+    !in_ci || OPTIONAL.contains(&program)
+}
+
+#[test]
+fn in_ci_only_listed_programs_may_be_missing() {
+    assert!(may_be_missing("php", false) && !may_be_missing("php", true));
+    assert!(may_be_missing("man", true));
 }
 
 impl ExampleReceiver {

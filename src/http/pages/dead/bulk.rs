@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::super::super::Api;
 use super::super::super::acting;
 use super::super::super::auth::Caller;
+use super::super::super::dead::WITHIN_OF_BOT;
 use super::super::super::extract::{Path, Query};
 use super::super::super::parameters::Parameters;
 use super::super::super::partly::stopped;
@@ -26,7 +27,7 @@ use crate::id::{BotId, LetterId, Offset, PipelineName, Shard};
 use crate::queue::{Bound, BulkStopped, Deed, Queue, Swept, Wish};
 use crate::trail::Action;
 
-/// Maximum number of letters of one action, and its time.
+/// Maximum number of letters of one action, and its time, for tokens of all bots.
 const LETTERS_MAX: u64 = 10_000;
 const TIME: Duration = Duration::from_secs(5);
 /// Time for counting them before.
@@ -41,6 +42,12 @@ fn check(caller: &Caller, bot: Option<&BotId>) -> Result<(), Problem> {
     bot.map_or_else(|| caller.check_all_bots(), |bot| caller.check_bot(bot))
 }
 
+/// The end of an action of the caller, which starts now.
+fn bound(caller: &Caller) -> Bound {
+    let time = if caller.covers_all() { TIME } else { WITHIN_OF_BOT };
+    Bound { letters: LETTERS_MAX, deadline: Instant::now() + time }
+}
+
 fn name(deed: Deed) -> (&'static str, &'static str) {
     match deed {
         Deed::Redrive => ("redrive", "Redrive"),
@@ -50,6 +57,7 @@ fn name(deed: Deed) -> (&'static str, &'static str) {
 
 /// The number of letters that a filter finds.
 async fn count(
+    (api, caller): (&Api, &Caller),
     queue: &Queue,
     (bot, wish): (Option<&BotId>, &PageQuery),
     until: Duration,
@@ -57,6 +65,8 @@ async fn count(
     if wish.is_empty() {
         return Ok(Swept { count: queue.count_dead_letters(None, until).await?, more: false });
     }
+    // It may read all, as a list does.
+    let _turn = api.large_reads.take(caller.name()).await?;
     let wanted = Wish { bot, wanted: &|_| true, reason: &wish.reason };
     let bound = Bound { letters: u64::MAX, deadline: Instant::now() + COUNT_TIME };
     Ok(queue.count_dead(wanted, until, bound).await?)
@@ -73,7 +83,7 @@ async fn ask(
     caller.check_scope(Scope::Operate)?;
     let queue = api.queues.find(pipeline).await?;
     let until = api.queues.time().await?;
-    let counted = count(&queue, (bot.as_ref(), &wish), until).await?;
+    let counted = count((api, caller), &queue, (bot.as_ref(), &wish), until).await?;
     let question = Question {
         what: question_text(deed, counted, &wish.scope(pipeline)),
         about: about(deed, counted),
@@ -127,7 +137,7 @@ fn about(deed: Deed, counted: Swept) -> String {
     .to_owned();
     if counted.more || counted.count > LETTERS_MAX {
         text.push_str(
-            " One step takes the oldest 10,000, for up to 5 seconds; repeat it for the others.",
+            " One step takes up to 10,000, the oldest first, for some seconds; repeat it for the others.",
         );
     }
     text
@@ -188,7 +198,8 @@ async fn act(
     };
     let queue = api.queues.find(pipeline).await?;
     let wanted = Wish { bot: bot.as_ref(), wanted: &|_| true, reason: &wish.reason };
-    let bound = Bound { letters: LETTERS_MAX, deadline: Instant::now() + TIME };
+    let _turn = api.searches.take(caller.name()).await?;
+    let bound = bound(caller);
     let until = until.min(api.queues.time().await?);
     let work = async {
         let swept = queue.sweep_dead(wanted, until, bound, deed).await;
@@ -328,7 +339,8 @@ pub(in super::super) async fn redrive_notifications(
     };
     let queue = api.notifications()?.queue().clone();
     let wanted = Wish { bot: None, wanted: &|_| true, reason: "" };
-    let bound = Bound { letters: LETTERS_MAX, deadline: Instant::now() + TIME };
+    let _turn = api.searches.take(caller.name()).await?;
+    let bound = bound(&caller);
     let until = until.min(api.queues.time().await?);
     let work = async {
         let swept = queue.sweep_dead(wanted, until, bound, Deed::Redrive).await;
