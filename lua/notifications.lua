@@ -33,9 +33,9 @@
 -- The record of an ended notification stays for a week, as long as the records of its bot are within
 -- their quota; then for ten minutes; and above twice the quota for a second. So old results never
 -- refuse a new notification. One with a key stays for at least an hour after it was accepted, unless
--- it was cancelled: its key must stay known, and the quota of keys bounds its number. A dead one may
--- take the quota once more, because an operator may redrive it. It stays longer than its letter, and
--- without room for it there is no letter. results:<bot> is the meter.
+-- it was cancelled: its key must stay known, and the quota of keys bounds its number. A dead one with a
+-- letter may take the quota once more, because an operator may redrive it. It stays longer than its
+-- letter, and without room for it there is no letter. results:<bot> is the meter.
 --
 -- user:<bot> <uid> is a hash: sent, online (ms, the last time of each), by and until (the
 -- notification in flight to the user, and until when no other one is sent to the user), late (the
@@ -151,14 +151,15 @@ local function quotas_of(text)
   return quota
 end
 
--- How long the record stays after its end, in ms. `limit`: the quota of the bytes of ended records.
-local function stays(note, state, limit, meter)
+-- How long the record stays after its end, in ms. `limit`: the quota of the bytes of ended records;
+-- `more`: the bytes that it keeps for its letter, or nil: it has none.
+local function stays(note, state, limit, meter, more)
   if limit == 0 then
     return KEPT_MS
   end
   local bytes, most = RECORD_BYTES + call('HSTRLEN', note.key, 'url'), KEPT_MS
-  if state == 'dead' then
-    bytes, most = bytes + tonumber(note.held or 0), 2 * KEPT_MS
+  if more then
+    bytes, most = bytes + more, 2 * KEPT_MS
   end
   local free, now, kept = free_at(meter, 2000 * KEPT_MS), now_us(), LEAST_MS
   local after = free + math.ceil(1000 * KEPT_MS * bytes / limit)
@@ -180,8 +181,8 @@ local function stays(note, state, limit, meter)
 end
 
 -- Ends it. The record stays for a while, without the data of a send. A dead one can be redriven.
--- Returns for how long (ms).
-local function finish(note, state, reason, limit, meter)
+-- Returns for how long (ms). `more`: see stays().
+local function finish(note, state, reason, limit, meter, more)
   call('ZREM', DUE, note.id)
   if call('HDEL', LATER, note.id) == 1 then
     hold('l' .. note.bot, -1)
@@ -190,7 +191,7 @@ local function finish(note, state, reason, limit, meter)
   hold_note(note, -1)
   if state ~= 'dead' then call('HDEL', note.key, 'body', 'recheck', 'method', 'held') end
   call('HSET', note.key, 'state', state, 'ended', now_ms(), 'reason', reason)
-  local kept = stays(note, state, limit, meter)
+  local kept = stays(note, state, limit, meter, more)
   call('PEXPIRE', note.key, kept)
   tally(note, state)
   return kept
@@ -205,16 +206,20 @@ end
 
 -- Ends it as a dead letter; returns how many letters were deleted, and how many of them because of
 -- a quota of the bot. A redrive starts it again. No event that is already queued does, and the record outlives the
--- letter: if it cannot stay as long, there is no letter.
+-- letter: if it cannot stay as long, there is no letter. Without a letter it ends as others do.
 local function give_up(note, reason, dead_max, quota, meter)
-  local sequence = next_sequence()
-  local kept, removed, lost = finish(note, 'dead', reason, quota.results, meter), 1, 1
+  local sequence, more, removed, lost = next_sequence(), tonumber(note.held or 0), 1, 1
+  local entry, letters = record(sequence, event_of(note)), dead_letters()
+  local room = letters.room(DLQ, dead_max, note.bot, #entry + more, quota)
+  local kept = finish(note, 'dead', reason, quota.results, meter, room and more)
   call('HSET', note.key, 's', sequence - 1)
-  call('PEXPIRE', note.key, kept + 3600000)
-  if kept >= KEPT_MS then
-    removed, lost = dead_letters().bury(DLQ, dead_max, note.bot, record(sequence, event_of(note)), reason,
-      note.attempts, quota, tonumber(note.held or 0))
+  if room and kept >= KEPT_MS then
+    removed, lost = letters.bury(DLQ, dead_max, note.bot, entry, reason, note.attempts, quota, more, room)
   end
-  if lost > 0 then call('HDEL', note.key, 'body', 'recheck', 'method', 'held') end
+  if lost > 0 then
+    call('HDEL', note.key, 'body', 'recheck', 'method', 'held')
+  else
+    call('PEXPIRE', note.key, kept + 3600000)
+  end
   return removed, lost
 end

@@ -189,14 +189,19 @@ end
 -- time by the same part of how long it stays. So a bot adds at most its quota at once, and then as
 -- much again in the time that one stays: it never holds more than twice its quota.
 --
--- `most`: how far ahead (µs) that time can be. If it is further, the clock was set back since: the quota is free.
-local function free_at(meter, most)
-  local free = math.max(tonumber(call('GET', meter) or 0), now_us())
-  return free - now_us() <= most and free or now_us()
-end
-
+-- `most`: how far ahead (µs) that time can be. If it is further, the clock was set back since: the quota is used up
+-- now, and becomes free as usual.
 local function set_meter(meter, free)
   call('SET', meter, digits(free), 'PX', math.ceil((free - now_us()) / 1000))
+end
+
+local function free_at(meter, most)
+  local free = math.max(tonumber(call('GET', meter) or 0), now_us())
+  if free - now_us() > most then
+    free = now_us() + most
+    set_meter(meter, free)
+  end
+  return free
 end
 
 -- Idempotency keys. KEY_BYTES is what Redis needs for one besides its name.
@@ -355,18 +360,28 @@ local function dead_letters()
       return of ~= bot and letters > 0 and letters <= held('d' .. bot)
     end
 
-    -- Moves an event to the dead letters. Returns how many letters were deleted for it, the oldest of
-    -- the shard, and 1 if it was deleted itself: because its bot has as many as its quota permits (the
-    -- first failures stay), or because the shard is full and keeps_oldest(). At most 64 are deleted in
-    -- one call. `more` are bytes that are kept elsewhere for the letter.
-    local function bury(dead, max, bot, entry, reason, attempts, quota, more)
-      local count, bytes, size = 'd' .. bot, 'D' .. bot, #entry + (more or 0)
-      if quota.letters > 0 and held(count) >= quota.letters
-        or quota.letter_bytes > 0 and held(bytes) + size > quota.letter_bytes then
-        return 1, 1
+    -- The number of letters before one of that many bytes; nil: the bot has as many as its quota permits (the
+    -- first failures stay), or the shard is full and keeps_oldest().
+    local function room(dead, max, bot, size, quota)
+      if quota.letters > 0 and held('d' .. bot) >= quota.letters
+        or quota.letter_bytes > 0 and held('D' .. bot) + size > quota.letter_bytes then
+        return nil
       end
       local length = call('XLEN', dead)
       if length > 0 and length >= max and keeps_oldest(dead, bot) then
+        return nil
+      end
+      return length
+    end
+
+    -- Moves an event to the dead letters. Returns how many letters were deleted for it, the oldest of
+    -- the shard, and 1 if it was deleted itself, because there is no room(). At most 64 are deleted in
+    -- one call. `more` are bytes that are kept elsewhere for the letter; `length`: what room() returned,
+    -- if it was asked before.
+    local function bury(dead, max, bot, entry, reason, attempts, quota, more, length)
+      local size = #entry + (more or 0)
+      length = length or room(dead, max, bot, size, quota)
+      if not length then
         return 1, 1
       end
       local fields = {
@@ -376,8 +391,8 @@ local function dead_letters()
         fields[#fields + 1], fields[#fields + 2] = 'more', more
       end
       call('XADD', dead, '*', unpack(fields))
-      hold(count, 1)
-      hold(bytes, size)
+      hold('d' .. bot, 1)
+      hold('D' .. bot, size)
       length = length + 1
       local excess = math.min(64, length - max)
       if excess <= 0 then
@@ -388,7 +403,7 @@ local function dead_letters()
       return call('XTRIM', dead, 'MAXLEN', length - excess), 0
     end
 
-    made_for_letters = {fields_of = fields_of, unbury = unbury, bury = bury}
+    made_for_letters = {fields_of = fields_of, unbury = unbury, room = room, bury = bury}
   end
   return made_for_letters
 end

@@ -73,7 +73,8 @@ pub struct LedgerEntry {
 
 /// How the events of a pipeline use the ledger.
 ///
-/// A call that panics ends only itself, and is logged: all pipelines share the tasks that call.
+/// A call that panics ends only itself, and is logged: all pipelines share the tasks that call. A panic takes
+/// far longer than a call: one for each event slows the bus for all pipelines.
 pub trait Ledger: fmt::Debug + Send + Sync + 'static {
     /// The event to queue and its ledger entry (`None`: no entry). After a panic, the event is queued as it
     /// is, without an entry; then [`Self::entry`] should return `None` for it.

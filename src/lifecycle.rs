@@ -184,21 +184,24 @@ impl Shutdown {
     }
 
     /// Stops from code as after a signal, without the delay: cancels `soft`, and `hard` once every
-    /// task has ended, or after `grace`. Returns after the last task, as [`Self::wait`] does.
+    /// task has ended, or after `grace`. Returns after the last task, as [`Self::wait`] does. It does
+    /// not wait for [`App::run`](crate::app::App::run), which then still answers its last requests and
+    /// stops private servers: await both, for example with `tokio::join!`.
     ///
     /// A program that handles its signals itself calls it while
     /// [`App::run`](crate::app::App::run) runs, with the `shutdown_grace` of its configuration.
     ///
     /// # Cancel safety
-    /// `soft` stays cancelled, and `hard` is not cancelled any more. The call can be repeated.
+    /// `soft` stays cancelled, but nothing cancels `hard` at the end of the grace period. The call can
+    /// be repeated.
     pub async fn stop_within(&self, grace: Duration) {
         self.soft.cancel();
         tokio::select! {
             biased;
-            () = self.wait() => self.hard.cancel(),
+            _ = self.ended() => self.hard.cancel(),
             () = self.outlast(grace) => {
                 self.hard.cancel();
-                self.wait().await;
+                self.ended().await;
             }
         }
     }
@@ -210,6 +213,16 @@ impl Shutdown {
     /// # Cancel safety
     /// Nothing is lost; the call can be repeated.
     pub async fn wait(&self) {
+        if !self.ended().await {
+            tracing::warn!(
+                tasks = self.tracker.len(),
+                "some tasks did not end in time; going on without them"
+            );
+        }
+    }
+
+    /// Waits in the same way. Whether every task has ended.
+    async fn ended(&self) -> bool {
         self.tracker.close();
         let late = async {
             self.hard.cancelled().await;
@@ -217,10 +230,8 @@ impl Shutdown {
         };
         tokio::select! {
             biased;
-            () = self.tracker.wait() => {}
-            () = late => {
-                tracing::warn!(tasks = self.tracker.len(), "some tasks did not end in time; exiting without them");
-            }
+            () = self.tracker.wait() => true,
+            () = late => false,
         }
     }
 }
@@ -339,5 +350,6 @@ mod tests {
         assert!(futures_util::poll!(&mut waiting).is_pending());
         shutdown.hard.cancel();
         waiting.await;
+        assert!(!shutdown.ended().await);
     }
 }

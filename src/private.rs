@@ -9,10 +9,15 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::process::Command;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 /// Interval at which a starting or stopping server is checked.
 pub(crate) const POLL: Duration = Duration::from_millis(20);
+/// Interval of the log lines about a server that loads or recovers its data.
+pub(crate) const TELL: Duration = Duration::from_secs(10);
+/// How long a stop waits for the lock. Another stop holds it for less, because it does not end a server
+/// with further users.
+const LOCK_WITHIN: Duration = Duration::from_secs(5);
 /// Maximum size of the part of the server's log that an error quotes.
 const LOG_TAIL_BYTES: u64 = 2_048;
 /// Maximum part of the log that a search reads.
@@ -63,6 +68,12 @@ impl Home {
                 Err(TryLockError::Error(source)) => return Err(Unusable { path, source }),
             }
         }
+    }
+
+    /// The same for a stop. `None`: another process holds the lock for long, because it starts the
+    /// server. It uses the server from then on, so the server must go on.
+    pub(crate) async fn lock_to_stop(&self) -> Result<Option<File>, Unusable> {
+        timeout(LOCK_WITHIN, self.lock()).await.ok().transpose()
     }
 
     /// The length of the log.

@@ -15,7 +15,7 @@ pub(crate) struct Reloaded {
     pub(crate) changed: Vec<String>,
 }
 
-/// Why nothing was reloaded. The process goes on as before.
+/// Why nothing was reloaded. Nothing has changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ReloadError {
     /// The new configuration is refused.
@@ -24,7 +24,10 @@ pub(crate) enum ReloadError {
     /// An instance with it does not start.
     #[error("with the new configuration the process does not start, and nothing changed: {0}")]
     NotReady(String),
-    /// The process stops, or another program runs this one.
+    /// The process stops.
+    #[error("this process stops, and nothing changed")]
+    Stops,
+    /// Another program runs this one.
     #[error("this process does not reload its configuration: restart it")]
     Unsupported,
 }
@@ -39,13 +42,39 @@ pub(crate) struct Request(pub(crate) oneshot::Sender<Answer>);
 #[derive(Debug, Clone)]
 pub(crate) struct Reloads(mpsc::Sender<Request>);
 
-/// Reloads, and the requests for them. Further requests wait while one is handled.
+/// Reloads, and the requests for them. While one is handled, one more is accepted, and others wait.
 pub(crate) fn channel() -> (Reloads, mpsc::Receiver<Request>) {
     let (sender, receiver) = mpsc::channel(1);
     (Reloads(sender), receiver)
 }
 
+/// A request that was accepted. It is carried out, also if nothing waits for its answer.
+pub(crate) struct Accepted(oneshot::Receiver<Answer>);
+
+impl Accepted {
+    /// Returns when the new settings are in force.
+    ///
+    /// # Errors
+    /// See [`ReloadError`].
+    pub(crate) async fn answer(self) -> Answer {
+        self.0.await.unwrap_or(Err(ReloadError::Stops))
+    }
+}
+
 impl Reloads {
+    /// Waits until a reload is accepted.
+    ///
+    /// # Errors
+    /// If the process stops.
+    ///
+    /// # Cancel safety
+    /// Nothing was asked for: requests that end early do not pile up.
+    pub(crate) async fn request(&self) -> Result<Accepted, ReloadError> {
+        let (answer, answered) = oneshot::channel();
+        self.0.send(Request(answer)).await.map_err(|_| ReloadError::Stops)?;
+        Ok(Accepted(answered))
+    }
+
     /// Reloads, and returns when the new settings are in force.
     ///
     /// # Errors
@@ -54,8 +83,33 @@ impl Reloads {
     /// # Cancel safety
     /// A request that was accepted is carried out.
     pub(crate) async fn ask(&self) -> Answer {
-        let (answer, answered) = oneshot::channel();
-        self.0.send(Request(answer)).await.map_err(|_| ReloadError::Unsupported)?;
-        answered.await.unwrap_or(Err(ReloadError::Unsupported))
+        self.request().await?.answer().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_that_ends_before_it_is_accepted_asks_for_nothing() {
+        let (reloads, mut requests) = channel();
+        let _first = reloads.request().await;
+        for _ in 0..3 {
+            assert!(reloads.request().now_or_never().is_none(), "it waits");
+        }
+        assert!(requests.recv().await.is_some());
+        assert!(requests.try_recv().is_err(), "there are no others");
+    }
+
+    #[tokio::test]
+    async fn a_request_is_told_that_the_process_stops() {
+        let (reloads, requests) = channel();
+        let waits = reloads.request().await.expect("there is room");
+        drop(requests);
+        assert_eq!(waits.answer().await, Err(ReloadError::Stops));
+        assert_eq!(reloads.ask().await, Err(ReloadError::Stops));
     }
 }

@@ -102,7 +102,8 @@ impl Builder {
     /// Checks everything, starts private servers where none are named, and opens the listeners.
     ///
     /// # Errors
-    /// See [`AppError`]; nothing is left running, also after a panic of a product.
+    /// See [`AppError`]; nothing is left running, also after a panic of a product, except a private
+    /// server that was too slow: the next start uses it.
     ///
     /// # Cancel safety
     /// If the future is dropped, or an [`App`] that never runs, private servers that were started go

@@ -29,7 +29,6 @@ const HANDOVER: Duration = Duration::from_secs(6);
 const LOOK: Duration = Duration::from_secs(5);
 /// When a change of these files is tried again that could not be applied: a store may have been down.
 const AGAIN: Duration = Duration::from_secs(60);
-const STOPS: &str = "the process stops";
 const PANICKED: &str =
     "it made the program panic; the log has the message and the place in the code";
 /// How long a new instance may take to be ready.
@@ -136,6 +135,11 @@ where
                 () = self.current.shutdown.soft.cancelled(), if !self.process.soft.is_cancelled() => {
                     self.process.soft.cancel();
                 }
+                // Requests that wait are told so, since each instance waits for its answers.
+                () = self.process.soft.cancelled(), if !requests.is_closed() => {
+                    requests.close();
+                    while requests.recv().await.is_some() {}
+                }
                 Some(Request(answer)) = requests.recv(), if !self.process.soft.is_cancelled() => {
                     let reloaded = self.reload().await;
                     match &reloaded {
@@ -201,7 +205,7 @@ where
         let next = next.reloads(self.reloads.clone()).inheriting(sockets);
         let app = tokio::select! {
             biased;
-            () = self.process.soft.cancelled() => return Err(ReloadError::NotReady(STOPS.to_owned())),
+            () = self.process.soft.cancelled() => return Err(ReloadError::Stops),
             app = Box::pin(next.build()) => app.map_err(refused)?,
         };
         let shown = app.shown();
@@ -210,11 +214,12 @@ where
         let ready = ready_within(ready, &self.process).await;
         // Not before: both instances share the sockets, and a refused reload changes nothing.
         let ready = ready.and_then(|()| {
-            next.sockets.set_backlog(backlog).map_err(|error| format!("http.backlog: {error}"))
+            let set = next.sockets.set_backlog(backlog);
+            set.map_err(|error| ReloadError::NotReady(format!("http.backlog: {error}")))
         });
-        if let Err(reason) = ready {
+        if let Err(error) = ready {
             next.retire(Duration::ZERO, &self.process);
-            return Err(ReloadError::NotReady(reason));
+            return Err(error);
         }
         std::mem::replace(&mut self.current, next).retire(HANDOVER, &self.process);
         metrics::show_only(shown);
@@ -245,16 +250,18 @@ fn run(
     Ok((Runner { number, shutdown, sockets, control, grace }, ready))
 }
 
-async fn ready_within(ready: oneshot::Receiver<()>, process: &Shutdown) -> Result<(), String> {
-    tokio::select! {
+async fn ready_within(ready: oneshot::Receiver<()>, process: &Shutdown) -> Result<(), ReloadError> {
+    let told = tokio::select! {
         biased;
-        () = process.soft.cancelled() => Err(STOPS.to_owned()),
-        told = tokio::time::timeout(READY, ready) => match told {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) => Err("it has ended; the log says why".to_owned()),
-            Err(_) => Err(format!("it is not ready after {} s; the log says why", READY.as_secs())),
-        },
-    }
+        () = process.soft.cancelled() => return Err(ReloadError::Stops),
+        told = tokio::time::timeout(READY, ready) => told,
+    };
+    let reason = match told {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(_)) => "it has ended; the log says why".to_owned(),
+        Err(_) => format!("it is not ready after {} s; the log says why", READY.as_secs()),
+    };
+    Err(ReloadError::NotReady(reason))
 }
 
 impl Runner {

@@ -1,7 +1,5 @@
 //! A whole process: signals, reloads, and the service manager.
 
-use std::sync::Arc;
-
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
@@ -27,7 +25,8 @@ use crate::reload::{self, Reloads};
 ///
 /// At the start it waits up to 5 s for a Redis that is unavailable, up to 15 s for one that does not
 /// answer, and up to 60 s for one that loads its data. It waits without a limit for a private Redis that
-/// loads its data: a second signal or the end of `shutdown_grace` ends this wait.
+/// loads its data, or a private MongoDB that recovers its data: a second signal or the end of
+/// `shutdown_grace` ends this wait.
 ///
 /// systemd is told when the process is ready and when it stops, if it started the process with
 /// `Type=notify`.
@@ -58,7 +57,7 @@ where
     let hangups = signal(SignalKind::hangup()).map_err(AppError::Signals)?;
     // Before the wait for Redis: an edit during the wait is a change.
     let known = Known::new(settings(&config)?);
-    let loaded = Arc::new(config.clone());
+    let loaded = config.clone();
     let load = move || {
         let config = again(&loaded)?;
         let settings = settings(&config)?;
@@ -79,7 +78,7 @@ where
         biased;
         // Private servers are stopped by the instance that started them.
         () = process.soft.cancelled(), if !has_private => return Ok(()),
-        // A private Redis may load its data for long.
+        // A private Redis may load its data for long, or a private MongoDB recover its data.
         () = process.hard.cancelled() => {
             warn!("stopped during the start: private servers that it started go on, and the next start uses them");
             return Ok(());

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 use super::Automations;
 use super::count::ProfileCounts;
-use super::decide::{DUE, Decided, Decision, Note, RuleSet, decide};
+use super::decide::{DUE, Decided, Decision, Note, RuleSet, decide, may_be_long};
 use super::effects::{Effects, Failed, Task};
 use super::heavy::Heavy;
 use super::recent::{Recent, size_of};
@@ -41,8 +41,7 @@ use crate::mongo::turns::Turn;
 const TRIES: u32 = 5;
 /// Maximum size of the decisions of a slice, in bytes, unless one event alone has more.
 const DECIDED_MAX_BYTES: usize = 4 << 20;
-/// Maximum size of the changed profiles of a slice in memory, in bytes, unless one event alone changes
-/// more.
+/// Maximum size of the changed profiles of a slice in memory, in bytes, unless one event changes more.
 const CHANGED_MAX_BYTES: usize = 16 << 20;
 /// How long decisions are kept after their slice, µs. When Redis loses its last writes, about a
 /// second at most, it hands out events again whose effects are done.
@@ -230,9 +229,8 @@ impl AutomationHandler {
         let mut work = Work::default();
         let (mut bytes, mut changed_bytes, mut new) = (0, 0, 0);
         for (at, Delivery { sequence, event }) in slice.events[..count].iter().enumerate() {
-            let begun = Instant::now();
             let is_full = bytes > DECIDED_MAX_BYTES || changed_bytes > CHANGED_MAX_BYTES;
-            if at > 0 && (begun >= deadline || is_full) {
+            if at > 0 && (Instant::now() >= deadline || is_full) {
                 break;
             }
             if event.extension(DUE).is_some() {
@@ -261,8 +259,10 @@ impl AutomationHandler {
             }
             let profile = &mut subject.kept.profile;
             let until = if at == 0 { turn_by } else { deadline };
-            let deciding = self.heavy.decide(&slice.bot, until, || decide(event, profile, rules));
-            let Some(Decided { decision, notes, changed }) = deciding.await else {
+            let is_long = may_be_long(event, profile, rules);
+            let decide = || decide(event, profile, rules);
+            let decided = self.heavy.decide(&slice.bot, until, is_long, decide).await;
+            let Some(Decided { decision, notes, changed }) = decided else {
                 if at > 0 {
                     break; // The decisions so far are stored.
                 }

@@ -1,9 +1,10 @@
 //! Turns for decisions that take long: those of a bot whose rules need much time of a processor.
 //!
 //! A decision does not wait for anything, so it keeps its thread from all other tasks of the process.
-//! For a while after a long decision, a bot therefore decides on a thread of its own, with a low priority:
-//! the system interrupts it as soon as something else of the machine has to run. Only some bots do
-//! that concurrently, and all of them in turn, one event at a time.
+//! A decision that may be long is therefore made on a thread of its own, with a low priority: the system
+//! interrupts it as soon as something else of the machine has to run. So are all decisions of its bot for
+//! a while after a long one. Only some bots do that concurrently, and all of them in turn, one event at a
+//! time.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -27,7 +28,7 @@ const BRIEF: Duration = Duration::from_micros(100);
 #[cfg(target_os = "linux")]
 const NICENESS: i32 = 10;
 /// Maximum number of bots that are remembered.
-const BOTS_MAX: usize = 1_024;
+const BOTS_MAX: usize = 4_096;
 
 /// The bots with long decisions, and the turns for these.
 #[derive(Debug)]
@@ -62,19 +63,25 @@ impl Heavy {
     fn remember(&self, bot: &BotId) {
         let mut bots = self.bots();
         if bots.len() >= BOTS_MAX && !bots.contains_key(bot) {
-            bots.clear();
+            // Bots with many long decisions stay.
+            let oldest = bots.iter().min_by_key(|(_, last)| **last).map(|(bot, _)| bot.clone());
+            if let Some(oldest) = oldest {
+                bots.remove(&oldest);
+            }
         }
         bots.insert(bot.clone(), Instant::now());
     }
 
-    /// Decides on one event of the bot. `None`: there was no turn for it until `until`.
+    /// Decides on one event of the bot. `None`: there was no turn for it until `until`. A decision that may
+    /// be long takes a turn even if it is the first one of its bot: a tenant has any number of bots.
     pub(super) async fn decide<T: Send>(
         &self,
         bot: &BotId,
         until: Instant,
+        may_be_long: bool,
         decide: impl FnOnce() -> T + Send,
     ) -> Option<T> {
-        let is_heavy = self.is_heavy(bot);
+        let is_heavy = may_be_long || self.is_heavy(bot);
         let turn = if is_heavy {
             let turn = tokio::time::timeout_at(until, self.turns.acquire()).await.ok()?;
             turn.ok() // The semaphore is never closed.
@@ -183,7 +190,7 @@ mod tests {
                 work(LONG * 4);
                 running.fetch_sub(1, Ordering::SeqCst);
             };
-            heavy.decide(&bot, soon(), decide).await.unwrap();
+            heavy.decide(&bot, soon(), false, decide).await.unwrap();
         };
         for name in 0..4 {
             long(name).await; // From now on it is known.
@@ -193,14 +200,15 @@ mod tests {
         assert!(most.load(Ordering::SeqCst) <= heavy.turns.available_permits());
         let turns = u32::try_from(heavy.turns.available_permits()).unwrap();
         let all = heavy.turns.acquire_many(turns).await.unwrap();
-        assert_eq!(heavy.decide(&bot(9), soon(), || 7).await, Some(7), "it needs no turn");
-        assert_eq!(heavy.decide(&bot(0), Instant::now() + LONG, || 7).await, None);
+        assert_eq!(heavy.decide(&bot(9), soon(), false, || 7).await, Some(7), "it needs no turn");
+        assert_eq!(heavy.decide(&bot(0), Instant::now() + LONG, false, || 7).await, None);
+        assert_eq!(heavy.decide(&bot(9), Instant::now() + LONG, true, || 7).await, None);
         drop(all);
         assert_eq!(heavy.bots().len(), 4);
         let last = Instant::now().checked_sub(REMEMBERED).unwrap();
         heavy.bots().insert(bot(0), last);
         let all = heavy.turns.acquire_many(turns).await.unwrap();
-        assert_eq!(heavy.decide(&bot(0), soon(), || 7).await, Some(7), "that was long ago");
+        assert_eq!(heavy.decide(&bot(0), soon(), false, || 7).await, Some(7), "that was long ago");
         drop(all);
         assert_eq!(heavy.bots().len(), 3);
     }
@@ -209,11 +217,18 @@ mod tests {
     async fn a_runtime_with_one_thread_decides_too_and_a_bounded_number_of_bots_is_remembered() {
         let heavy = Heavy::new();
         *heavy.bots() = (0..BOTS_MAX).map(|name| (bot(name), Instant::now())).collect();
+        let earlier = Instant::now().checked_sub(REMEMBERED / 2).unwrap();
+        heavy.bots().insert(bot(7), earlier);
         for _ in 0..2 {
             let decide = || work(LONG * 4);
-            heavy.decide(&bot(BOTS_MAX), soon(), decide).await.unwrap();
+            heavy.decide(&bot(BOTS_MAX), soon(), false, decide).await.unwrap();
         }
-        assert_eq!(heavy.bots().len(), 1);
+        let bots = heavy.bots();
+        assert_eq!(bots.len(), BOTS_MAX);
+        assert!(
+            !bots.contains_key(&bot(7)) && bots.contains_key(&bot(8)),
+            "the oldest is forgotten"
+        );
     }
 
     #[cfg(target_os = "linux")]
@@ -225,9 +240,22 @@ mod tests {
             work(LONG * 2);
             niceness().unwrap()
         };
-        assert_eq!(heavy.decide(&bot(1), soon(), decide).await, Some(own), "it is not known yet");
-        assert_eq!(heavy.decide(&bot(1), soon(), decide).await, Some(own.max(NICENESS)));
+        let first = heavy.decide(&bot(1), soon(), false, decide).await;
+        assert_eq!(first, Some(own), "it is not known yet");
+        let second = heavy.decide(&bot(1), soon(), false, decide).await;
+        assert_eq!(second, Some(own.max(NICENESS)));
         assert_eq!(niceness().unwrap(), own);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn the_first_decision_of_a_bot_has_a_low_priority_if_it_may_be_long() {
+        let niceness = || rustix::process::getpriority_process(Some(rustix::thread::gettid()));
+        let (heavy, own) = (Heavy::new(), niceness().unwrap());
+        let decide = || niceness().unwrap();
+        let first = heavy.decide(&bot(1), soon(), true, decide).await;
+        assert_eq!(first, Some(own.max(NICENESS)));
+        assert_eq!(heavy.decide(&bot(1), soon(), false, decide).await, Some(own), "it was short");
     }
 
     #[cfg(target_os = "linux")]
@@ -242,11 +270,11 @@ mod tests {
                 work(long);
                 niceness().unwrap()
             };
-            assert_eq!(heavy.decide(&bot(1), soon(), decide).await, Some(expected));
+            assert_eq!(heavy.decide(&bot(1), soon(), false, decide).await, Some(expected));
         }
         // Without work, a decision is short, however long it takes.
         let wait = || std::thread::sleep(LONG * 4);
-        heavy.decide(&bot(2), soon(), wait).await.unwrap();
+        heavy.decide(&bot(2), soon(), false, wait).await.unwrap();
         assert!(!heavy.is_heavy(&bot(2)));
     }
 
@@ -254,7 +282,7 @@ mod tests {
     #[should_panic(expected = "as it was")]
     async fn a_panic_of_a_long_decision_is_the_panic_of_its_caller() {
         let heavy = Heavy::new();
-        heavy.decide(&bot(1), soon(), || work(LONG * 2)).await.unwrap();
-        let _ = heavy.decide(&bot(1), soon(), || panic!("as it was")).await;
+        heavy.decide(&bot(1), soon(), false, || work(LONG * 2)).await.unwrap();
+        let _ = heavy.decide(&bot(1), soon(), false, || panic!("as it was")).await;
     }
 }

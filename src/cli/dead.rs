@@ -208,8 +208,12 @@ async fn redrive(
         let letter = queue.dead_letter(id).await?;
         let letter = letter.ok_or_else(|| no_letter(&pipeline, id))?;
         let work = async {
-            let redriven = queue.redrive(&letter.bot, id).await?;
-            redriven.then_some(1).ok_or_else(|| no_letter(&pipeline, id))
+            if queue.redrive(&letter.bot, id).await? {
+                return Ok(1);
+            }
+            let stays = queue.dead_letter(id).await?.is_some_and(|left| left.event.is_some());
+            let gone = || CliError::NotificationGone(pipeline.clone(), id);
+            Err(if stays { gone() } else { no_letter(&pipeline, id) })
         };
         let action = on(&pipeline, "redrive", Some(&letter.bot)).target(id);
         session.act(action, work, operator::number).await?

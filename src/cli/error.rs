@@ -222,6 +222,11 @@ pub enum CliError {
         /// The id of the dead letter.
         id: LetterId,
     },
+    /// The dead letter names a notification without a record: nothing would be sent.
+    #[error(
+        "dead letter {1} cannot be redriven, because its notification is gone; `fairlane dead drop --pipeline {0} {1}` deletes the letter"
+    )]
+    NotificationGone(PipelineName, LetterId),
     /// An action on many dead letters stopped early.
     #[error("{done}, then stopped: {source}; repeating the command is safe")]
     LettersStopped {
@@ -378,6 +383,7 @@ impl CliError {
             | Self::StillEnabled(_)
             | Self::StillRuns { .. }
             | Self::NoDeadLetter { .. }
+            | Self::NotificationGone(..)
             | Self::Input { .. }
             | Self::LinesRefused(_)
             | Self::ImportRefused(_)

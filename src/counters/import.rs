@@ -6,11 +6,14 @@
 //! its bot wait to be written, or while Redis is nearly full. Views do not count: they are merged,
 //! and a busy bot always has many.
 
+use tracing::warn;
+
 use crate::counters::scripts::Taken;
 use crate::counters::view::Line;
 use crate::id::BotId;
 use crate::queue::Queue;
 use crate::redis::RedisError;
+use crate::telemetry::OncePerMinute;
 
 /// Maximum number of lines per write.
 const LINES: usize = 250;
@@ -82,8 +85,23 @@ pub(crate) async fn import(
     let mut progress = Progress::default();
     match apply(queue, bot, key, lines, &mut progress).await {
         // If the reason lasts, the call for the other lines meets it.
-        Err(_) if progress.last > 0 => Ok(progress),
+        Err(error) if progress.last > 0 => {
+            note(&error);
+            Ok(progress)
+        }
         applied => applied.map(|()| progress),
+    }
+}
+
+/// Logs why Redis interrupted an import: its answer does not tell.
+fn note(error: &ImportError) {
+    static INTERRUPTED: OncePerMinute = OncePerMinute::new();
+    let ImportError::Redis(error) = error else { return };
+    if matches!(error, RedisError::Quota(_)) {
+        return;
+    }
+    if let Some(suppressed) = INTERRUPTED.take() {
+        warn!(%error, suppressed, "Redis interrupted an import after a part of its lines");
     }
 }
 

@@ -88,7 +88,8 @@ impl EventBuilder {
     /// attribute has a name that is taken.
     pub fn build(self) -> Result<Event, EventError> {
         if let Some(name) = self.fields.extensions.keys().find(|name| is_core(name)) {
-            let why = "it is not an extension attribute; set it with another method of the builder";
+            let why =
+                "it is not an extension attribute: Event::builder or a method of its own sets it";
             return Err(attribute(name.as_str(), why.to_owned()));
         }
         let event = self.fields.into_event()?;

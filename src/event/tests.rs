@@ -92,6 +92,8 @@ fn a_built_event_has_each_attribute_once_and_is_not_too_large() {
     for name in core.split(' ') {
         let error = Event::builder("t", &bot).extension(name, "x".into()).build().unwrap_err();
         assert_eq!(error.attribute().as_deref(), Some(name), "{error}");
+        let remedy = "Event::builder or a method of its own sets it";
+        assert!(error.to_string().ends_with(remedy), "{error}");
     }
     let large = "x".repeat(EVENT_MAX_BYTES);
     for builder in [

@@ -68,11 +68,12 @@ impl Filter {
         // unknown function. A field that only the sample event lacks is no error.
         let mut sample = Facts::new(json!({ "type": "", "botid": "", "data": {} }));
         sample.set_subscriber(json!({ "id": "", "tags": [] }));
-        if filter.shape.steps(&sample) > FILTER_MAX_STEPS {
-            return Err(FilterError::TooDear(filter.shape.steps(&sample)));
+        let steps = filter.steps(sample.sizes());
+        if steps > FILTER_MAX_STEPS {
+            return Err(FilterError::TooDear(steps));
         }
         // With long lists of literals it would keep its thread for too long.
-        if filter.shape.steps(&sample) > SAMPLE_MAX_STEPS {
+        if steps > SAMPLE_MAX_STEPS {
             return Ok((filter, None));
         }
         match filter.answer(&sample) {

@@ -9,11 +9,10 @@ use cel::objects::{Key, Map};
 use cel::{Context, Env, ExecutionError};
 use serde_json::Value as Json;
 
+use super::size::{BYTES_OF_A_STEP, Sizes};
 use super::{EVENT_MAX_STEPS, FILTER_MAX_STEPS, Filter, FilterError, Position, Shape};
 use crate::event::Event;
 
-/// The cost of a step grows by the cost of one step for each such number of bytes of an event.
-const BYTES_OF_A_STEP: u64 = 64;
 /// Maximum length of an error and of a value in a message, in characters.
 const ERROR_MAX: usize = 500;
 const VALUE_MAX: usize = 100;
@@ -27,25 +26,14 @@ pub(super) enum Refusal {
 /// The input of filters: made once for an event, whatever the number of filters.
 pub struct Facts {
     context: Context<'static, 'static>,
-    event: Size,
-    subscriber: Size,
+    sizes: Sizes,
     /// Number of steps granted to filters so far.
     spent: Cell<u64>,
 }
 
-/// The approximate size of a value in JSON.
-#[derive(Debug, Default, Clone, Copy)]
-struct Size {
-    bytes: u64,
-    /// Number of entries of all lists and maps, and of these maps.
-    entries: u64,
-    /// Number of entries in the longest list or map.
-    longest: u64,
-}
-
 impl fmt::Debug for Facts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Facts").field("size", &self.size()).finish_non_exhaustive()
+        f.debug_struct("Facts").field("size", &self.sizes.all()).finish_non_exhaustive()
     }
 }
 
@@ -55,24 +43,21 @@ impl Facts {
     /// # Errors
     /// If the event's data is nested deeper than the JSON parser allows.
     pub fn of(event: &Event) -> Result<Self, FilterError> {
-        let event = serde_json::to_value(event)
-            .map_err(|error| FilterError::Evaluation(error.to_string()))?;
-        Ok(Self::new(event))
+        Ok(Self::new(json(event)?))
     }
 
     pub(super) fn new(event: Json) -> Self {
         static LIBRARY: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
         let context = Context::with_env(Arc::clone(&LIBRARY));
-        let (event_size, none) = (Size::of(&event), Size::default());
-        let mut facts = Self { context, event: event_size, subscriber: none, spent: Cell::new(0) };
+        let mut facts = Self { context, sizes: Sizes::of_event(&event), spent: Cell::new(0) };
         facts.add("event", event);
         facts
     }
 
     /// Adds the subscriber, or replaces it by its new state. That costs steps too: as many as a copy.
     pub fn set_subscriber(&mut self, subscriber: Json) {
-        self.subscriber = Size::of(&subscriber);
-        self.spent.set(self.spent.get().saturating_add(self.subscriber.volume()));
+        self.sizes.set_subscriber(&subscriber);
+        self.spent.set(self.spent.get().saturating_add(self.sizes.subscriber()));
         self.add("subscriber", subscriber);
     }
 
@@ -80,8 +65,8 @@ impl Facts {
         self.context.add_variable_from_value(name, seen(value));
     }
 
-    fn size(&self) -> Size {
-        self.event.and(self.subscriber)
+    pub(super) fn sizes(&self) -> &Sizes {
+        &self.sizes
     }
 
     /// Whether filters may use further steps.
@@ -100,6 +85,11 @@ impl Facts {
         self.spent.set(spent);
         Ok(())
     }
+}
+
+/// The event in the form for filters.
+pub(super) fn json(event: &Event) -> Result<Json, FilterError> {
+    serde_json::to_value(event).map_err(|error| FilterError::Evaluation(error.to_string()))
 }
 
 /// Converts JSON to the values that filters use. Whole numbers become `int`, like the literals in
@@ -122,44 +112,6 @@ fn seen(value: Json) -> cel::Value {
     }
 }
 
-impl Size {
-    fn of(value: &Json) -> Self {
-        match value {
-            Json::String(text) => Self { bytes: text.len() as u64, ..Self::default() },
-            Json::Array(list) => {
-                let count = list.len() as u64;
-                let all = Self { bytes: count, entries: count, longest: count };
-                list.iter().fold(all, |all, value| all.and(Self::of(value)))
-            }
-            Json::Object(map) => {
-                let count = map.len() as u64;
-                // The table of a map takes memory too.
-                let all = Self { bytes: count, entries: count + 1, longest: count };
-                map.iter().fold(all, |all, (key, value)| {
-                    let value = Self::of(value);
-                    all.and(Self { bytes: value.bytes + key.len() as u64, ..value })
-                })
-            }
-            Json::Null | Json::Bool(_) | Json::Number(_) => Self { bytes: 1, ..Self::default() },
-        }
-    }
-
-    /// Of both together.
-    fn and(self, other: Self) -> Self {
-        Self {
-            bytes: self.bytes + other.bytes,
-            entries: self.entries + other.entries,
-            longest: self.longest.max(other.longest),
-        }
-    }
-
-    /// The cost of a copy, in steps. An entry takes up to about 100 bytes of memory, however short
-    /// its JSON is.
-    fn volume(self) -> u64 {
-        self.entries + self.bytes / BYTES_OF_A_STEP
-    }
-}
-
 impl Filter {
     /// Whether the facts match.
     ///
@@ -172,9 +124,16 @@ impl Filter {
         }
     }
 
+    /// The maximum cost on facts of these sizes, in steps. It does not run if that is above
+    /// [`FILTER_MAX_STEPS`].
+    #[must_use]
+    pub fn steps(&self, sizes: &Sizes) -> u64 {
+        self.shape.steps(sizes)
+    }
+
     /// What the expression gives for the facts.
     pub(super) fn evaluate(&self, facts: &Facts) -> Result<cel::Value, FilterError> {
-        let steps = self.shape.steps(facts);
+        let steps = self.steps(&facts.sizes);
         if steps > FILTER_MAX_STEPS {
             return Err(FilterError::TooDear(steps));
         }
@@ -235,15 +194,15 @@ impl fmt::Write for Cut {
 }
 
 impl Shape {
-    /// The maximum cost on these facts, in steps.
-    pub(super) fn steps(&self, facts: &Facts) -> u64 {
-        let size = facts.size();
+    /// The maximum cost on facts of these sizes, in steps.
+    fn steps(&self, sizes: &Sizes) -> u64 {
+        let size = sizes.all();
         // The sum of two lists is as long as both together.
         let longest = (size.longest + self.longest as u64) * (1 + self.additions as u64);
+        let copied = self.copies.by_power(|names| sizes.volume_of(names));
         let (mut steps, mut copies, mut times) = (0_u64, 0_u64, 1_u64);
-        for (macros, nodes) in self.nodes.into_iter().enumerate() {
+        for (nodes, volume) in self.nodes.into_iter().zip(copied) {
             steps = steps.saturating_add(nodes.saturating_mul(times));
-            let volume = self.copies.of_power(macros, size.volume());
             copies = copies.saturating_add(volume.saturating_mul(times));
             times = times.saturating_mul(longest.max(1));
         }

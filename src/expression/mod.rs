@@ -8,6 +8,7 @@ mod compile;
 mod evaluate;
 mod glob;
 mod regex;
+mod size;
 mod volume;
 mod walk;
 
@@ -18,6 +19,7 @@ use cel::Program;
 
 pub use self::evaluate::Facts;
 pub use self::glob::Glob;
+pub use self::size::Sizes;
 use self::volume::Volume;
 use crate::event::Event;
 
@@ -69,7 +71,7 @@ pub struct Filter {
 }
 
 /// The properties that determine the cost of an expression.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Shape {
     /// Number of nodes outside macros, in one macro, and so on.
     nodes: [u64; FILTER_MAX_MACROS + 1],

@@ -213,6 +213,9 @@ fn a_filter_that_would_copy_much_of_an_event_is_not_run() {
             format!("({}).size() > 0", ["event.data.l"; 8].join("+")),
             repeated("event - event", "||"),
             repeated("event.data.l[0.5]", "||"),
+            vec!["1 < event"; 100].join("||"),
+            repeated("event.data >= 'x'", "||"),
+            repeated("event in event", "||"),
             "[1, 1, 1].map(x, event).size() > 0".to_owned(),
             "[[event, event, event]].exists(x, [x, x, x, x, x].size() == 1)".to_owned(),
             "event.data.l.map(x, event).filter(x, true).size() > 0".to_owned(),
@@ -220,6 +223,14 @@ fn a_filter_that_would_copy_much_of_an_event_is_not_run() {
             let answer = compiled(&text).matches(&facts);
             assert!(matches!(answer, Err(FilterError::TooDear(_))), "{entry} {text}: {answer:?}");
         }
+    }
+    // In a loop too, where no list is long.
+    let nested = (0..15).fold("[]".to_owned(), |of, _| format!("[{of},{of}]"));
+    for compared in ["event", "event.data.l[0]", "event['data']"] {
+        let all = vec![format!("1 < {compared}"); 4].join("||");
+        let text = format!("[1].exists(x, {all})");
+        let answer = compiled(&text).matches(&facts(&format!("{{\"l\":{nested}}}")));
+        assert!(matches!(answer, Err(FilterError::TooDear(_))), "{text}: {answer:?}");
     }
     // What literals make can grow too.
     let more = |of: &str| format!("[[{}]]", vec![lists(of); 5].join(","));
@@ -242,6 +253,24 @@ fn usual_filters_copy_little_of_an_event_with_long_lists() {
     ] {
         assert_eq!(compiled(text).matches(&facts(&data)), Ok(true), "{text}");
     }
+}
+
+#[test]
+fn a_number_costs_little_in_a_loop_over_a_long_list() {
+    let values = vec![1; 1_200];
+    let data = json!({ "values": values, "limit": 10, "limits": { "low": 0 } }).to_string();
+    for text in [
+        "event.data.values.exists(v, v > event.data.limit * 2)",
+        "event.data.values.exists(v, v > event.data['limit'])",
+        "event.data.values.exists(v, v * 2 < event.data.limits.low)",
+        "event.data.values.exists(v, v - subscriber.age > 0)",
+        "event.data.values.exists(v, v > event.data.values.size())",
+    ] {
+        assert_eq!(compiled(text).matches(&facts(&data)), Ok(false), "{text}");
+    }
+    // An entry of a list counts as large as the list.
+    let entry = compiled("event.data.values.exists(v, v > event.data.values[0])");
+    assert!(matches!(entry.matches(&facts(&data)), Err(FilterError::TooDear(_))));
 }
 
 #[test]

@@ -48,10 +48,10 @@ const FUNCTIONS: [&str; 32] = [
 ];
 
 /// Operators that copy their operands: `+` into the sum, all of them into an error.
-const COPYING: [&str; 5] = ["_+_", "_-_", "_*_", "_/_", "_%_"];
+const COPYING: [&str; 9] = ["_+_", "_-_", "_*_", "_/_", "_%_", "_<_", "_<=_", "_>_", "_>=_"];
 
-/// Operators that give a truth or a number, and no part of their operands.
-const SCALAR: [&str; 16] = [
+/// Operators and functions that give a truth, a number or a type, and no part of their operands.
+const SCALAR: [&str; 26] = [
     "!_",
     "-_",
     "_-_",
@@ -68,6 +68,16 @@ const SCALAR: [&str; 16] = [
     "_||_",
     "@in",
     "@not_strictly_false",
+    "bool",
+    "contains",
+    "double",
+    "endsWith",
+    "int",
+    "matches",
+    "size",
+    "startsWith",
+    "type",
+    "uint",
 ];
 
 /// A text of so many bytes counts as one more value.
@@ -165,16 +175,21 @@ fn of_literal(literal: &LiteralValue, macros: usize) -> Volume {
     Volume::made(1 + (bytes / BYTES_OF_A_VALUE) as u64, macros)
 }
 
-/// Whether a call may copy its operands. An index that is no whole number copies the list into an error.
-fn copies(call: &CallExpr) -> bool {
+/// Number of operands that a call may copy, from the first one. An index that is no whole number copies the
+/// list into an error, and `in` copies what can be no key of a map.
+fn copied_operands(call: &CallExpr) -> usize {
     let is_harmless = |index: &IdedExpr| {
         matches!(
             &index.expr,
             Expr::Literal(LiteralValue::Int(_) | LiteralValue::UInt(_) | LiteralValue::String(_))
         )
     };
-    COPYING.contains(&&*call.func_name)
-        || call.func_name == "_[_]" && !call.args.get(1).is_some_and(is_harmless)
+    match &*call.func_name {
+        "@in" => 1,
+        "_[_]" if !call.args.get(1).is_some_and(is_harmless) => 2,
+        name if COPYING.contains(&name) => 2,
+        _ => 0,
+    }
 }
 
 impl Walk<'_> {
@@ -187,7 +202,7 @@ impl Walk<'_> {
     ) -> Result<Volume, FilterError> {
         let volume = self.visit(part, depth, macros)?;
         if !matches!(part.expr, Expr::Literal(_)) {
-            self.shape.copies = self.shape.copies.and(volume);
+            self.shape.copies.add(volume.clone());
         }
         Ok(volume)
     }
@@ -204,11 +219,14 @@ impl Walk<'_> {
         }
         self.shape.nodes[macros] += 1;
         let deeper = depth + 1;
-        match &node.expr {
+        let volume: Result<Volume, FilterError> = match &node.expr {
             Expr::Unspecified => Ok(Volume::default()),
             Expr::Literal(literal) => Ok(of_literal(literal, macros)),
             Expr::Ident(name) => self.name(node, name, macros),
-            Expr::Select(select) => self.visit(&select.operand, deeper, macros),
+            Expr::Select(select) => {
+                let of = self.visit(&select.operand, deeper, macros)?;
+                Ok(if select.test { Volume::made(1, macros) } else { of })
+            }
             Expr::Call(call) => self.call(node, call, depth, macros),
             Expr::List(list) => {
                 self.shape.longest = self.shape.longest.max(list.elements.len());
@@ -228,7 +246,32 @@ impl Walk<'_> {
                 })
             }
             Expr::Comprehension(over) => self.comprehension(over, deeper, macros),
-        }
+        };
+        let volume = volume?;
+        Ok(self.names_of(&node.expr).map_or(volume, |names| Volume::facts(names, macros)))
+    }
+
+    /// The names of a value of the facts, such as `event`, `data` and `price`.
+    fn names_of(&self, expr: &Expr) -> Option<Vec<String>> {
+        let (of, name) = match expr {
+            Expr::Ident(name) => return self.is_fact(name).then(|| vec![name.clone()]),
+            Expr::Select(select) if !select.test => (&*select.operand, &*select.field),
+            Expr::Call(call) if call.func_name == "_[_]" => {
+                let [of, index] = &*call.args else { return None };
+                let Expr::Literal(LiteralValue::String(name)) = &index.expr else { return None };
+                (of, name.inner())
+            }
+            _ => return None,
+        };
+        let mut names = self.names_of(&of.expr)?;
+        names.push(name.to_owned());
+        Some(names)
+    }
+
+    /// Whether it is the event or the subscriber, and no variable of this name.
+    fn is_fact(&self, name: &str) -> bool {
+        self.sees.names().contains(&name)
+            && !self.variables.iter().any(|variable| variable.name == name)
     }
 
     fn call(
@@ -247,13 +290,13 @@ impl Walk<'_> {
             self.shape.nodes[macros] += regex_steps(call.args.last())?;
         }
         self.shape.additions += usize::from(name == "_+_");
-        let (copies, mut all) = (copies(call), Volume::default());
-        for part in call.target.as_deref().into_iter().chain(&call.args) {
+        let (copied, mut all) = (copied_operands(call), Volume::default());
+        for (at, part) in call.target.as_deref().into_iter().chain(&call.args).enumerate() {
             // In `a && b && c`, all parts have the same depth: the text shows no nesting.
             let is_chained = matches!(&part.expr, Expr::Call(inner)
                 if inner.func_name == name && matches!(name, "_&&_" | "_||_"));
             let depth = if is_chained { depth } else { depth + 1 };
-            all = all.and(if copies {
+            all.add(if at < copied {
                 self.copied(part, depth, macros)?
             } else {
                 self.visit(part, depth, macros)?
@@ -284,7 +327,7 @@ impl Walk<'_> {
         let mut define = |name: &String, volume: Volume| {
             self.variables.push(Variable { name: name.clone(), volume, macros: macros + 1 });
         };
-        define(&over.iter_var, range);
+        define(&over.iter_var, range.clone());
         // What the macro collects counts where it is added.
         define(&over.accu_var, Volume::default());
         if let Some(name) = &over.iter_var2 {
@@ -294,7 +337,7 @@ impl Walk<'_> {
         let additions = self.shape.additions;
         let mut made = Volume::default();
         for part in [&over.loop_cond, &over.loop_step, &over.result] {
-            made = made.and(self.visit(part, depth, macros + 1)?);
+            made.add(self.visit(part, depth, macros + 1)?);
         }
         self.variables.truncate(known);
         self.in_map = within;
@@ -326,8 +369,8 @@ impl Walk<'_> {
         if let Some(variable) = variable {
             return Ok(variable.volume.within(macros - variable.macros));
         }
-        if self.sees.names().contains(&name) {
-            return Ok(Volume::facts(macros));
+        if self.is_fact(name) {
+            return Ok(Volume::facts(vec![name.to_owned()], macros));
         }
         if TYPES.contains(&name) {
             return Ok(Volume::made(1, macros));

@@ -12,7 +12,8 @@ use crate::id::{BotId, PipelineName};
 /// Selects events of a pipeline's types by what the pipeline knows about their bots.
 ///
 /// A call that panics ends only itself, and is logged: all pipelines share the tasks that call. The event
-/// counts as wanted, the type as taken, and the bots as known.
+/// counts as wanted, the type as taken, and the bots as known. A panic takes far longer than a call: one for
+/// each event slows the bus for all pipelines.
 pub trait Interest: std::fmt::Debug + Send + Sync + 'static {
     /// Whether it wants the event. In doubt, yes.
     fn wants(&self, event: &Event) -> bool;

@@ -68,8 +68,11 @@ impl LetterPath {
     pub(super) async fn redrive(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
         let (queue, letter) = self.find(api, caller).await?;
         let work = async {
-            let redriven = queue.redrive(&letter.bot, self.id).await?;
-            redriven.then_some(()).ok_or_else(|| self.none())
+            if queue.redrive(&letter.bot, self.id).await? {
+                return Ok(());
+            }
+            let stays = queue.dead_letter(self.id).await?.is_some_and(|left| left.event.is_some());
+            Err(if stays { self.no_notification() } else { self.none() })
         };
         api.act(caller, self.action("redrive", &letter), work, acting::done).await
     }
@@ -94,6 +97,15 @@ impl LetterPath {
             "pipeline {pipeline} has no dead letter {id}; /v1/pipelines/{pipeline}/dead lists the existing ones"
         );
         Problem::new(Kind::NoDeadLetter, detail)
+    }
+
+    /// Its event names a notification without a record: nothing would be sent.
+    fn no_notification(&self) -> Problem {
+        let detail = format!(
+            "dead letter {} cannot be redriven, because its notification is gone; drop the letter",
+            self.id
+        );
+        Problem::new(Kind::NoNotification, detail)
     }
 }
 

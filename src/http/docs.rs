@@ -352,7 +352,7 @@ impl IntoResponses for OfReload {
             (408, "The body did not arrive within 10 s"),
             (
                 503,
-                "An instance with it does not start: nothing changed. Or the request was shed under overload (x-shed-reason). Retry-After says when to retry",
+                "An instance with it does not start, or this process stops: nothing changed. Or the request was shed under overload (x-shed-reason). Retry-After says when to retry",
             ),
             (
                 504,

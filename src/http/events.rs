@@ -121,13 +121,32 @@ async fn publish(
     Ok((StatusCode::ACCEPTED, waited, applied, Json(accepted)).into_response())
 }
 
+/// Why events are not stored, or are not known to be.
+pub(super) struct Unstored {
+    pub(super) problem: Problem,
+    /// Whether the bus may have them all the same.
+    pub(super) is_unsure: bool,
+}
+
+impl From<Problem> for Unstored {
+    fn from(problem: Problem) -> Self {
+        Self { problem, is_unsure: false }
+    }
+}
+
+impl From<Unstored> for Problem {
+    fn from(unstored: Unstored) -> Self {
+        unstored.problem
+    }
+}
+
 /// Puts events on the bus for a caller, if all of them are for its bots.
 pub(super) async fn store(
     api: &Arc<Api>,
     caller: &Caller,
     parts: &Parts,
     mut events: Events<'_>,
-) -> Result<(Extension<Waited>, Accepted), Problem> {
+) -> Result<(Extension<Waited>, Accepted), Unstored> {
     let foreign: Vec<Flaw> = (events.bots.iter().enumerate())
         .filter(|(_, bot)| !caller.covers(bot))
         .map(|(index, bot)| Flaw {
@@ -141,7 +160,7 @@ pub(super) async fn store(
             1 => "nothing was stored: the token is not for the bot of 1 event".to_owned(),
             n => format!("nothing was stored: the token is not for the bots of {n} events"),
         };
-        return Err(Problem::new(Kind::Forbidden, detail).errors(foreign));
+        return Err(Problem::new(Kind::Forbidden, detail).errors(foreign).into());
     }
     let mut counts = BTreeMap::<&BotId, u32>::new();
     for bot in &events.bots {
@@ -186,7 +205,7 @@ pub(super) async fn store(
             if is_sure {
                 entered.failed();
             }
-            return Err(error.into());
+            return Err(Unstored { problem: error.into(), is_unsure: !is_sure });
         }
     };
     entered.added(offsets.last().copied().unwrap_or_default());

@@ -21,8 +21,8 @@
 //!
 //! 1. the limits of the connection ([`listen`]);
 //! 2. the access of pages of other sites ([`cors`]);
-//! 3. problems as [`pages`], for browsers;
-//! 4. the identity of the sender ([`auth`]), admission control, and the body ([`admit`]);
+//! 3. the identity of the sender ([`auth`]), admission control, and the body ([`admit`]);
+//! 4. problems as [`pages`], for browsers;
 //! 5. metrics;
 //! 6. the check of the site that the request comes from, and of the scope ([`auth`]);
 //! 7. the parameters ([`extract`]), and the handler.
@@ -189,10 +189,8 @@ pub(crate) fn routes(api: Api, health: Health, products: &[product::Route]) -> R
         .layer(from_fn_with_state(access, auth::check_site))
         // Orchestrators and load balancers use any host name, so the site is not checked here.
         .merge(health);
-    admitted(finish(routes), gate)
-        .layer(from_fn(pages::explain))
-        .layer(from_fn(pages::dress))
-        .layer(from_fn_with_state(origins, cors::share))
+    let routes = finish(routes).layer(from_fn(pages::explain)).layer(from_fn(pages::dress));
+    admitted(routes, gate).layer(from_fn_with_state(origins, cors::share))
 }
 
 /// Puts admission control around `routes`, so that a refused request costs almost nothing.

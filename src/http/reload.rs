@@ -15,7 +15,7 @@ use super::problem::{Kind, Problem};
 use crate::reload::{ReloadError, Reloaded};
 use crate::trail::Action;
 
-/// `Retry-After` after a new instance did not start, in seconds.
+/// `Retry-After` after a new instance did not start, or if this process stops, in seconds.
 const AGAIN_SECONDS: u32 = 10;
 
 /// Requires the scope `operate`.
@@ -29,7 +29,7 @@ impl From<ReloadError> for Problem {
         match error {
             ReloadError::Refused(_) => Self::new(Kind::InvalidRequest, detail),
             ReloadError::Unsupported => Self::new(Kind::NoReload, detail),
-            ReloadError::NotReady(_) => {
+            ReloadError::NotReady(_) | ReloadError::Stops => {
                 Self::new(Kind::Starting, detail).retry_after(AGAIN_SECONDS)
             }
         }
@@ -52,26 +52,17 @@ async fn reload(
     NoBody: NoBody,
 ) -> Result<Json<Reloaded>, Problem> {
     caller.check_all_bots()?;
+    let reloads = api.reloads.as_ref().ok_or(ReloadError::Unsupported)?;
+    let accepted = reloads.request().await?;
     let tasks = api.trail.tasks().clone();
     // In a task: the reload does not end with its request, and the trail gets its result.
     let reloading = tasks.spawn(async move {
-        let work = async {
-            let reloads = api.reloads.as_ref().ok_or(ReloadError::Unsupported)?;
-            Ok(reloads.ask().await?)
-        };
+        let work = async { Ok(accepted.answer().await?) };
         let told = |done: &Reloaded| match done.changed.as_slice() {
             [] => "done: no setting changed".to_owned(),
             changed => format!("done: {}", changed.join(", ")),
         };
-        tokio::select! {
-            biased;
-            reloaded = api.act(&caller, Action::new("reload"), work, told) => reloaded,
-            // A process that stops leaves requests unanswered, and must not wait for them.
-            () = api.live.health.stopping.cancelled() => {
-                let detail = "this instance stops, so it does not know how the reload ends; see the log";
-                Err(Problem::new(Kind::Starting, detail).retry_after(AGAIN_SECONDS))
-            }
-        }
+        api.act(&caller, Action::new("reload"), work, told).await
     });
     let failed =
         |_| Problem::new(Kind::Internal, "the reload failed; the log of this server says why");

@@ -1,5 +1,6 @@
 //! Replay: puts events of the bus at the end of the queues of one pipeline again.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use axum::extract::State;
 use axum::http::Uri;
 use axum::response::Json;
 use serde::{Deserialize, Serialize};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -29,6 +30,8 @@ use crate::request_deadline;
 const WITHIN: Duration = Duration::from_secs(5);
 /// The same for tokens that are for certain bots.
 const WITHIN_OF_BOT: Duration = Duration::from_secs(1);
+/// Maximum time of a call with its last step, which ends late if Redis is slow.
+const WITHIN_ALL: Duration = Duration::from_secs(60);
 /// Maximum number of events that a call puts.
 const LIMIT_MAX: u32 = 10_000;
 /// Maximum number of held bots in an answer.
@@ -166,9 +169,11 @@ async fn replay(
     // It reads much: one at a time, by turns over tokens.
     let _turn = api.searches.take(caller.name()).await?;
     let within = if caller.covers_all() { WITHIN } else { WITHIN_OF_BOT };
-    // The last step has as long as those before it: its answer names the id.
+    // The last step has as long as those before it, and is interrupted a little before the deadline of
+    // the request: its answer names the id.
     let within = request_deadline::at_most(2 * within) / 2;
-    let deadline = Instant::now() + within;
+    let begun = Instant::now();
+    let deadlines = (begun + within, begun + request_deadline::at_most(WITHIN_ALL) * 7 / 8);
     let config = api.queues.configured(&path.pipeline);
     let reserved = api.queues.reserved();
     let open = |spec: Spec| {
@@ -200,7 +205,7 @@ async fn replay(
             return Err(refused(&ReplayRefused::Other(known.id.clone())));
         }
         let replay = open(known.spec.clone())?;
-        return go_on(&api, &uri, replay, known.clone(), limit, deadline).await.map(Json);
+        return go_on(&api, &uri, replay, known.clone(), limit, deadlines).await.map(Json);
     }
     if let (Some(Cursor::Run(id)), None) = (&cursor, &known) {
         return Err(refused(&ReplayRefused::Unknown(id.clone())));
@@ -254,17 +259,17 @@ async fn replay(
     } else {
         work.await?
     };
-    go_on(&api, &uri, replay, run, limit, deadline).await.map(Json)
+    go_on(&api, &uri, replay, run, limit, deadlines).await.map(Json)
 }
 
-/// Makes steps until `limit` or the deadline.
+/// Makes steps until `limit` or the deadline. A step that has not ended at `end` is interrupted.
 async fn go_on(
     api: &Api,
     uri: &Uri,
     replay: Replay,
     mut run: Run,
     limit: usize,
-    deadline: Instant,
+    (deadline, end): (Instant, Instant),
 ) -> Result<ReplayAnswer, Problem> {
     // At the end of a pass, or if it cannot go on without them, a further call tries the held bots again.
     if run.is_over() || run.is_crowded() {
@@ -275,7 +280,11 @@ async fn go_on(
     // its cursor names.
     while more {
         let left = limit - usize::try_from(put).unwrap_or(limit);
-        let step = replay.step_until(&mut run, left, Some(deadline)).await;
+        let step = Box::pin(replay.step_until(&mut run, left, Some(deadline)));
+        let step = timeout_at(end, step).await.unwrap_or_else(|_| {
+            let late = io::Error::new(io::ErrorKind::TimedOut, "the step took too long");
+            Err(api.queues.link().target().unknown(late.into()))
+        });
         let step = step.map_err(|error| interrupted(&run, put, error))?;
         put += step.put;
         more = step.more && put < limit as u64 && Instant::now() < deadline;
@@ -303,7 +312,10 @@ fn interrupted(run: &Run, put: u64, error: RedisError) -> Problem {
         return error.into();
     }
     let id = &run.id;
-    let done = format!("this call put at least {put} events of replay {id}");
+    let done = match put {
+        0 => format!("this call began to put events of replay {id}"),
+        _ => format!("this call put at least {put} events of replay {id}"),
+    };
     let remedy = format!("to continue it, call again with \"id\":\"{id}\" and without \"from\"");
     partly(&done, error, &remedy)
 }

@@ -71,7 +71,7 @@ pub(crate) const ROUTES: &[Row] = &[
     ("*", "/runbook", Class::P1, SMALL),
     ("*", "/events", Class::P3, SMALL),
     ("*", "/events/{event}", Class::P3, SMALL),
-    // A form has up to three bytes for each character.
+    // A form has up to nine bytes for each character.
     ("*", "/publish", Class::P1, BODY_MAX),
     ("*", "/audit", Class::P1, SMALL),
     ("*", "/bots", Class::P1, SMALL),

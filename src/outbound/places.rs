@@ -21,12 +21,15 @@ use crate::id::BotId;
 /// The shortest and, for the spread, the longest time until a refused request returns.
 pub(super) const AGAIN_MIN: Duration = Duration::from_millis(50);
 const AGAIN_MAX: Duration = Duration::from_secs(300);
-/// The time between two requests that return after the pause of a breaker. How fast the host will
-/// answer then is not known.
+/// The time between two requests that return after the pause of a breaker, and on average between all
+/// those of a bot. How fast the hosts will answer then is not known.
 pub(super) const AFTER_BREAKER: Duration = Duration::from_millis(3);
 /// While no request of a bot starts or ends, a refused one returns after as long as that has lasted:
 /// places that are held for long are not asked for again and again. At most this.
 const STALLED_MAX: Duration = Duration::from_secs(2);
+/// The turns that are left move up if new ones need less than one part in this many of the time that
+/// those got. The average duration of requests to a host that stays the same varies by less.
+const MUCH_FASTER: u32 = 8;
 /// One part in this many of the moving average comes from the newest duration.
 const WEIGHT: u32 = 8;
 /// The average duration of a request before the first one ended.
@@ -94,8 +97,8 @@ pub(super) enum Cause {
     Places,
     /// The host has as many requests as its rate allows.
     Rate,
-    /// A breaker is open until then.
-    Breaker(Instant),
+    /// A breaker is open until then; and the request's turn among those that any breaker refused.
+    Breaker(Instant, Instant),
 }
 
 /// A request that is refused.
@@ -117,21 +120,30 @@ pub(super) struct Refused {
 
 /// Turns, one after the other.
 #[derive(Debug)]
-struct Turns {
+pub(super) struct Turns {
     next: Instant,
+    /// The longest time between two of the turns that are left.
+    step: Duration,
     /// The place of the last request without a turn, from 0 to 1.
     part: f64,
 }
 
 impl Turns {
-    fn new(now: Instant) -> Self {
-        Self { next: now, part: 0.0 }
+    pub(super) fn new(now: Instant) -> Self {
+        Self { next: now, step: Duration::ZERO, part: 0.0 }
     }
 
     /// When a request returns: `own` after its turn, which is not before `earliest` and `step` before
     /// the next one. Those without a turn within [`AGAIN_MAX`] are spread over the second half of it:
-    /// few return too early, and they form no burst.
-    fn take(&mut self, earliest: Instant, own: Duration, step: Duration) -> Instant {
+    /// few return too early, and they form no burst. The turns of a time at which the bot was slow are
+    /// shortened when it is fast again, or new requests would wait for minutes behind them.
+    pub(super) fn take(&mut self, earliest: Instant, own: Duration, step: Duration) -> Instant {
+        let left = self.next.saturating_duration_since(earliest);
+        if step.saturating_mul(MUCH_FASTER) < self.step {
+            self.next = earliest + left.mul_f64(step.div_duration_f64(self.step));
+            self.step = step;
+        }
+        self.step = if left.is_zero() { step } else { self.step.max(step) };
         let turn = self.next.max(earliest);
         if turn > earliest + AGAIN_MAX {
             return earliest + AGAIN_MAX.mul_f64(f64::midpoint(1.0, self.part()));
@@ -170,7 +182,8 @@ impl Line {
 
     /// The time until a refused request may return: after those refused before, at the speed of the bot.
     /// While none of its requests ends, each is expected to take as long as that has lasted. Requests
-    /// that found no place before return twice as often as places become free, so that few stay free.
+    /// that found no place at a host before return twice as often as places become free, so that few stay
+    /// free.
     ///
     /// After another refusal by the rate a request gets any place among those that wait. At the end of the
     /// line the bots that were refused more often than others would be the only ones left, each at the
@@ -181,7 +194,7 @@ impl Line {
         let step = (self.average / places).max(interval);
         let stalled = now.saturating_duration_since(*self.stalled.get_or_insert(now));
         let stalled = stalled.min(STALLED_MAX);
-        let from = if let Cause::Breaker(until) = cause { until } else { now };
+        let from = if let Cause::Breaker(until, _) = cause { until } else { now };
         let earliest = from.max(now + stalled) + AGAIN_MIN;
         self.waiting.refuse(again, now);
         let until = match cause {
@@ -196,7 +209,7 @@ impl Line {
                 place.max(self.again.take(now, of_host, of_host))
             }
             Cause::Rate => self.turns.take(earliest, step, step),
-            Cause::Breaker(_) => self.turns.take(earliest, step, AFTER_BREAKER),
+            Cause::Breaker(_, turn) => self.turns.take(earliest, step, AFTER_BREAKER).max(turn),
         };
         until.saturating_duration_since(now)
     }
@@ -266,6 +279,7 @@ impl Places {
             return Err(share.line.turn_away(Refused {
                 now,
                 cause: Cause::Places,
+                // Not known. So they return as often as places become free.
                 again: false,
                 places: share.taken,
                 interval: no_rate,
@@ -394,6 +408,28 @@ mod tests {
         assert_eq!(times[7], (STALLED_MAX + AGAIN_MIN + USUAL).as_millis());
         drop(held);
         assert!(places.take(&bot("a"), Instant::now()).is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bot_that_is_fast_again_does_not_wait_behind_the_turns_of_its_slow_time() {
+        let places = Places::new(2);
+        let refused = || places.take(&bot("a"), Instant::now()).unwrap_err();
+        let use_for = async |millis, times| {
+            for _ in 0..times {
+                let held = places.take(&bot("a"), Instant::now()).unwrap();
+                tokio::time::advance(Duration::from_millis(millis)).await;
+                drop(held);
+            }
+        };
+        use_for(10_000, 40).await;
+        let held = take_all(&places, "a");
+        let last = (0..20).map(|_| refused()).max().unwrap();
+        assert!(last > Duration::from_secs(150), "{last:?}");
+        drop(held);
+        use_for(20, 50).await;
+        let _held = take_all(&places, "a");
+        let after = refused();
+        assert!(after < Duration::from_secs(1), "{after:?}");
     }
 
     #[tokio::test(start_paused = true)]

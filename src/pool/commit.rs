@@ -27,7 +27,8 @@ use crate::telemetry::{Outage, Recovered};
 const CALL_MAX: usize = 64;
 /// Maximum number of accounts that one script call changes, so that it stays short.
 const CALL_ACCOUNTS: usize = 500;
-/// Maximum number of exceptions in one script call, for the same reason.
+/// Maximum number of exceptions in one script call, for the same reason. A slice by lanes ends with one
+/// completion, so its answers and failures may have more.
 pub(super) const CALL_EXCEPTIONS: usize = 500;
 /// Maximum number of completions per write.
 const GROUP_MAX: usize = 2_048;
@@ -110,8 +111,8 @@ impl Commits {
     /// Commits and waits for the result.
     ///
     /// # Cancel safety
-    /// The completion is committed all the same, and the result is lost. A renewal that was not sent
-    /// yet is dropped.
+    /// The completion is committed all the same, and the result is lost. A renewal or a handover that
+    /// was not sent yet is dropped.
     pub(super) async fn commit(
         &self,
         shard: Shard,
@@ -249,9 +250,13 @@ pub(super) fn committer(
                 let others = several && !closed && waiting.len() < GROUP_MAX;
                 tokio::select! {
                     biased;
-                    Some(Written { way, left, failed }) = writes.next() => {
+                    Some(Written { way, mut left, failed }) = writes.next() => {
                         let pause = busy.remove(&way).filter(|_| failed);
                         pause.map(|pause| pauses.insert(way, (pause * 2).min(RETRY_MAX)));
+                        if failed && receiver.is_closed() {
+                            // The process stops: it does not wait for a Redis that does not answer.
+                            left.retain(|item| !item.reply.is_closed());
+                        }
                         waiting.splice(0..0, left);
                     }
                     count = receiver.recv_many(&mut waiting, GROUP_MAX), if others => {
@@ -291,8 +296,8 @@ pub(super) fn committer(
 }
 
 /// Drops completions that must not be sent any more. Their leases expire, and their events are
-/// handed out again. Also drops renewals for which no worker waits any more: it ends the lease, and a
-/// completion on another way may overtake them.
+/// handed out again. Also drops renewals and handovers for which no worker waits any more: it ends the
+/// lease, and a completion on another way may overtake them.
 fn give_up_late(waiting: &mut Vec<Item>) {
     let now = Instant::now();
     for item in std::mem::take(waiting) {
@@ -344,7 +349,10 @@ impl Writer<'_> {
                     "completions failed; retrying while the leases are valid");
             }
             tokio::time::sleep(pause).await;
-        } else if let Some(Recovered { lasted, failures }) = COMPLETIONS.succeeded() {
+        } else if (way.lasting || queue.link().target().wait_replicas() == 0)
+            && let Some(Recovered { lasted, failures }) = COMPLETIONS.succeeded()
+        {
+            // Renewals that do not wait for replicas succeed also while no completion does.
             info!(?lasted, failures, "completions succeed again");
         }
         Written { way, left: items, failed: written.is_err() }

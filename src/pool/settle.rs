@@ -128,7 +128,7 @@ pub(super) struct Policy {
     pub(super) unavailable: Duration,
     /// A random number in 0..1, for the jitter.
     pub(super) random: f64,
-    /// The time since 1970.
+    /// The time since 1970 by the clock of Redis, for due times.
     pub(super) now: Duration,
 }
 

@@ -350,7 +350,7 @@ impl Queue {
             && let Some(suppressed) = LOST.take()
         {
             warn!(pipeline = %self.name(), count, suppressed,
-                "bots have as many dead letters as quotas.dead_letters or quotas.dead_bytes permit, or as many dead notifications as quotas.result_bytes permits; further events that fail are lost");
+                "bots have as many dead letters as their quotas permit (quotas.dead_letters, dead_bytes, result_bytes); further events that fail are lost");
         }
     }
 

@@ -186,7 +186,7 @@ impl Queue {
             sampled.extend(bots);
         }
         // Their events wait because of a setting, as those of paused bots.
-        let throttled = self.throttled_among(with_rates).await?;
+        let throttled = self.throttled_among(with_rates, now).await?;
         sampled.retain(|bot| !throttled.contains(bot));
         with_lanes.retain(|bot| !throttled.contains(bot));
         let heads = self.heads(&sampled).await?;

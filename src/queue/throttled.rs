@@ -1,6 +1,7 @@
 //! Bots whose events wait for tokens of their rate.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use redis::{Pipeline, Value};
 use serde::Serialize;
@@ -13,6 +14,9 @@ use crate::redis::{RedisError, Reply};
 
 /// Number of bots of a shard that are named.
 const LONGEST: usize = 16;
+/// Workers look at a bot within this time after its next token. If none does, its rate is not what holds it
+/// back.
+const TAKEN_WITHIN: Duration = Duration::from_secs(5);
 
 /// The bots of a pipeline whose events wait because of their rate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
@@ -66,20 +70,32 @@ impl Queue {
         Ok(first.map(|(since_ms, bot)| Throttled { bots: count, bot, since_ms, longest }))
     }
 
-    /// Those of these bots whose events wait for tokens. Each comes with the keys of its shard.
+    /// Those of these bots whose events wait for tokens. A bot that stays parked after its next token came
+    /// waits for a worker instead. Each comes with the keys of its shard. `now` is the time since 1970.
     pub(super) async fn throttled_among(
         &self,
         bots: Vec<(&ShardKeys, BotId)>,
+        now: Duration,
     ) -> Result<HashSet<BotId>, RedisError> {
         if bots.is_empty() {
             return Ok(HashSet::new());
         }
-        let mut pipe = Pipeline::with_capacity(bots.len());
+        let mut pipe = Pipeline::with_capacity(2 * bots.len());
         for (keys, bot) in &bots {
             pipe.cmd("ZSCORE").arg(&keys.slow).arg(bot.as_str());
+            pipe.cmd("ZSCORE").arg(keys.busy()).arg(bot.as_str());
         }
         let values = self.link().run_checked("ZSCORE", &pipe).await?;
-        let waiting = bots.into_iter().zip(values).filter(|(_, since)| *since != Value::Nil);
-        Ok(waiting.map(|((_, bot), _)| bot).collect())
+        let mut reply = self.read("ZSCORE", Reply::new(Value::Array(values)))?;
+        let taken_ms = crate::clock::millis(now.saturating_sub(TAKEN_WITHIN));
+        let mut throttled = HashSet::new();
+        for (_, bot) in bots {
+            let since = self.read("ZSCORE", reply.score())?;
+            let until = self.read("ZSCORE", reply.score())?;
+            if since.is_some() && until.is_none_or(|until| until.unsigned_abs() > taken_ms) {
+                throttled.insert(bot);
+            }
+        }
+        Ok(throttled)
     }
 }

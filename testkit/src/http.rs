@@ -13,10 +13,12 @@ use tokio::net::{TcpSocket, TcpStream};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Time for a start, which takes some milliseconds, or longer beside other work.
-const READY: Duration = Duration::from_secs(2);
+const READY: Duration = Duration::from_secs(30);
 
-/// Waits until the process at `address` has fixed where its pipelines start. Some tests start a
-/// process that cannot become ready. For those, this returns after two seconds.
+/// Waits until the process at `address` has fixed where its pipelines start.
+///
+/// # Panics
+/// If it has not after half a minute. A test of a process that cannot become ready must not call this.
 pub async fn until_ready(address: &str) {
     let client = Client::new(address);
     let ready = async {
@@ -24,7 +26,10 @@ pub async fn until_ready(address: &str) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    let _ = tokio::time::timeout(READY, ready).await;
+    if tokio::time::timeout(READY, ready).await.is_err() {
+        let (code, said) = get(address, "/readyz").await;
+        panic!("{address} is not ready within {READY:?}: {code} {said}");
+    }
 }
 
 /// Requests a path. Returns the code and the body. Code 0 means no answer.

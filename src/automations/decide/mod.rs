@@ -19,7 +19,7 @@ use sha2::{Digest as _, Sha256};
 use super::profile::{self, APPLIED, Change, FIELD_CHANGED, Profile, TAG_APPLIED, TAG_REMOVED};
 use super::rule::{Action, Count, Delay, Notify, Push, Ready, SetField, Tag};
 use crate::event::{Event, EventError};
-use crate::expression::Facts;
+use crate::expression::{FILTER_MAX_STEPS, Facts, Filter, Sizes};
 use crate::id::{BotId, RuleId};
 use crate::replay::MARK;
 
@@ -43,6 +43,10 @@ pub const RULE: &str = "automationrule";
 pub const DUE: &str = "automationdue";
 /// The source of events that rules emit.
 pub const SOURCE: &str = "fairlane/automations";
+/// Filters that cost no more steps take up to about 20 ms together, and mostly less than one.
+const SHORT_MAX_STEPS: u64 = 300_000;
+/// An event and a profile with more bytes of JSON take milliseconds to read.
+const SHORT_MAX_BYTES: usize = 64 << 10;
 /// Maximum number of types whose matching rules are cached.
 const TYPES_MAX: usize = 1_000;
 
@@ -174,6 +178,39 @@ pub struct Decided {
     pub notes: Vec<Note>,
     /// Whether the profile changed.
     pub changed: bool,
+}
+
+/// Whether the decision on an event may take long, by the cost of its filters. The profile is that before
+/// the event.
+#[must_use]
+pub fn may_be_long(event: &Event, profile: &Profile, rules: &RuleSet) -> bool {
+    let places = rules.for_type(event.kind());
+    let filters = places.iter().filter_map(|&place| rules.rules[place].filter().ok().flatten());
+    let filters: Vec<&Filter> = filters.collect();
+    if filters.is_empty() {
+        return false;
+    }
+    let bytes = bytes_of(event).saturating_add(bytes_of(profile));
+    if bytes > SHORT_MAX_BYTES {
+        return true;
+    }
+    let are_long = |sizes: &Sizes, runs: fn(u64) -> bool| {
+        let steps = filters.iter().map(|filter| filter.steps(sizes)).filter(|steps| runs(*steps));
+        // Before each filter, a rule may have changed the profile.
+        let steps = steps.map(|steps| steps.saturating_add(sizes.subscriber()));
+        steps.fold(0, u64::saturating_add) > SHORT_MAX_STEPS
+    };
+    // Mostly, the number of bytes is enough to know.
+    if !are_long(&Sizes::at_most(bytes), |_| true) {
+        return false;
+    }
+    let seen = profile.seen(event.subject().unwrap_or_default());
+    Sizes::of(event, &seen).is_ok_and(|sizes| are_long(&sizes, |steps| steps <= FILTER_MAX_STEPS))
+}
+
+/// The size of a value as JSON.
+fn bytes_of(value: &impl Serialize) -> usize {
+    serde_json::to_vec(value).map_or(usize::MAX, |json| json.len())
 }
 
 /// Decides on an event, and changes the profile of its subscriber.

@@ -2,7 +2,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::automations::rule::Rule;
-use crate::expression::{Filter, Sees};
+use crate::expression::Sees;
 
 fn event(kind: &str, data: &Value) -> Event {
     let bot = BotId::parse("b").unwrap();
@@ -226,4 +226,38 @@ fn a_profile_that_changes_before_each_filter_is_read_until_the_steps_are_used_up
     }
     assert!((10..50).contains(&reads), "it was read {reads} times");
     assert!(why.unwrap().contains("used up their 2000000 steps"));
+}
+
+#[test]
+fn a_decision_may_be_long_if_its_filters_have_long_loops_or_much_to_read() {
+    let nested = "event.data.list.exists(x, event.data.list.exists(y, x + y == -1))";
+    let loops = "event.data.list.exists(x, x > event.data.limit)";
+    let profile = Profile::default();
+    let is_long = |filter: Option<&str>, number: usize, data: Value| {
+        let rule =
+            json!({ "on": ["a"], "filter": filter, "actions": [{ "count": { "ad": "a" } }] });
+        let rules = set(&json!(vec![rule; number]));
+        assert!(!may_be_long(&event("b", &data), &profile, &rules), "no rule is for this type");
+        may_be_long(&event("a", &data), &profile, &rules)
+    };
+    let list = |entries: usize| json!({ "list": vec![1; entries], "limit": 7 });
+    let large = json!({ "text": "x".repeat(100_000) });
+    assert!(is_long(Some(nested), 1, list(60)));
+    assert!(!is_long(Some(nested), 1, list(5)));
+    assert!(!is_long(Some(nested), 1, list(1_000)), "it does not run");
+    assert!(!is_long(Some(loops), 10, list(20)));
+    assert!(is_long(Some(loops), 10, list(300)));
+    assert!(!is_long(Some("subscriber.id == 'u' && event.data.limit > 3"), 100, list(20)));
+    assert!(is_long(Some("event.data.text == 'x'"), 1, large.clone()));
+    assert!(!is_long(None, 10, large));
+}
+
+#[test]
+fn a_decision_may_be_long_if_its_filters_read_a_large_profile_often() {
+    let rule = json!({ "on": ["a"], "filter": "subscriber.id != ''", "actions": [{ "count": { "ad": "a" } }] });
+    let rules = |number: usize| set(&json!(vec![rule.clone(); number]));
+    let fields = (0..200).map(|field| (format!("f{field}"), json!(vec![json!([]); 50])));
+    let profile = Profile { fields: fields.collect(), ..Profile::default() };
+    assert!(!may_be_long(&event("a", &json!({})), &profile, &rules(2)));
+    assert!(may_be_long(&event("a", &json!({})), &profile, &rules(50)));
 }

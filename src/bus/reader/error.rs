@@ -1,8 +1,13 @@
 //! Why a session ended.
 
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
+
 use super::super::BusError;
 use super::super::source::Log;
 use super::turn::Turned;
+use super::{MISSING_LAST, RESTART, Reader};
 use crate::fanout::FanoutError;
 use crate::redis::RedisError;
 
@@ -36,6 +41,22 @@ impl ReadError {
             Self::Bus(error) => error.is_full(),
             Self::Turned(..) | Self::Panicked => false,
         }
+    }
+}
+
+impl Reader {
+    /// Ends a session that panicked: the bus must be read on, by another process if there is one. Returns the
+    /// wait before the next session, which grows while sessions panic.
+    pub(super) async fn panicked(&mut self) -> Duration {
+        self.fanout.rests();
+        self.turns.over();
+        let again = self.panicked.filter(|(at, _)| at.elapsed() < MISSING_LAST * 8);
+        let pause = again.map_or(RESTART, |(_, before)| (before * 2).min(MISSING_LAST));
+        self.interrupted(&ReadError::Panicked);
+        self.watch.panicked();
+        let _ = timeout(RESTART, self.share.leave()).await;
+        self.panicked = Some((Instant::now(), pause));
+        pause
     }
 }
 

@@ -132,6 +132,7 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
         untold: AtomicU64::new(0),
         settled: Settled::default(),
         patience: MISSING_FIRST,
+        panicked: None,
         turns: Turns::default(),
         told: OncePerMinute::default(),
         partial: OncePerMinute::default(),
@@ -144,7 +145,10 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
     }
     while !shutdown.soft.is_cancelled() {
         let ended = AssertUnwindSafe(reader.session(&shutdown)).catch_unwind().await;
-        let pause = ended.unwrap_or_else(|_| reader.panicked());
+        let pause = match ended {
+            Ok(pause) => pause,
+            Err(_) => reader.panicked().await,
+        };
         tokio::select! {
             biased;
             () = shutdown.soft.cancelled() => {}
@@ -168,6 +172,8 @@ struct Reader {
     settled: Settled,
     /// How long missing shards are left out.
     patience: Duration,
+    /// When a session last panicked, and the wait after it.
+    panicked: Option<(Instant, Duration)>,
     turns: Turns,
     /// Limits the log line about shards that are far behind.
     told: OncePerMinute,
@@ -226,13 +232,6 @@ impl Reader {
             }
             Err(error) => self.interrupted(&error).mul_f64(random),
         }
-    }
-
-    /// Ends a session that panicked: the bus must be read on. Returns the wait before the next one.
-    fn panicked(&mut self) -> Duration {
-        self.fanout.rests();
-        self.turns.over();
-        self.interrupted(&ReadError::Panicked)
     }
 
     /// The next session reads for other shards.

@@ -47,8 +47,9 @@ impl Source for Loud {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_panics_is_followed_by_another_one_after_a_pause() {
+async fn sessions_that_panic_follow_each_other_after_pauses_that_grow_and_operators_see_it() {
     let source = Arc::new(Loud::default());
+    let meter = Arc::new(BusMeter::new("loud"));
     let fanout = Fanout::new(Vec::new(), Arc::default(), Tracer::default(), Duration::ZERO);
     let reading = Reading {
         source: Arc::clone(&source) as Arc<dyn Source>,
@@ -57,14 +58,16 @@ async fn a_session_that_panics_is_followed_by_another_one_after_a_pause() {
         clock: Arc::new(SystemClock),
         backlog: None,
         partition_wait: None,
-        meter: None,
+        meter: Some(Arc::clone(&meter)),
     };
     let shutdown = Shutdown::new();
     let stop = async {
-        tokio::time::sleep(RESTART * 10).await;
+        tokio::time::sleep(Duration::from_secs(30)).await;
         shutdown.soft.cancel();
     };
     join(Box::pin(run(reading, shutdown.clone())), stop).await;
     let asked = source.0.load(Ordering::Relaxed);
-    assert!((9..=11).contains(&asked), "{asked}");
+    // After 0, 250 and 750 ms, 1.75 and 3.75 s, and then every 4 s.
+    assert_eq!(asked, 11);
+    assert!(meter.state().failing.unwrap().reason.contains("panicked"));
 }

@@ -12,7 +12,7 @@ use crate::presence::BusMeter;
 pub(super) struct Watch {
     pub(super) meter: Option<Arc<BusMeter>>,
     pub(super) clock: SharedClock,
-    /// Whether some logs cannot be read, while others can.
+    /// Whether logs cannot be read although the bus answers.
     fails_partly: Arc<AtomicBool>,
 }
 
@@ -28,6 +28,12 @@ impl Watch {
         if let Some(problem) = problem {
             self.failed(problem);
         }
+    }
+
+    /// Reading the bus panicked. Until it is read again, operators see it.
+    pub(super) fn panicked(&self) {
+        self.fails_partly.store(true, Ordering::Relaxed);
+        self.note("a part of the program panicked; the log of the process has the message and the place in the code");
     }
 
     /// The meter, unless it shows such a problem.
@@ -62,10 +68,14 @@ impl Watch {
 
     /// The bus cannot be read. What is wrong with Redis is found elsewhere.
     pub(super) fn failed(&self, error: &BusError) {
-        if let Some(meter) = &self.meter
-            && !matches!(error, BusError::Redis(_))
-        {
-            meter.failed(&error.to_string(), millis(self.clock.now()));
+        if !matches!(error, BusError::Redis(_)) {
+            self.note(&error.to_string());
+        }
+    }
+
+    fn note(&self, problem: &str) {
+        if let Some(meter) = &self.meter {
+            meter.failed(problem, millis(self.clock.now()));
         }
     }
 }

@@ -44,7 +44,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{Extensions, HeaderName, HeaderValue, Method, Uri};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use hyper::body::Body as _;
 use tokio::time::Instant;
 
@@ -195,6 +195,15 @@ struct Seen {
 }
 
 impl Seen {
+    /// The answer that tells of a problem, as the client wants it.
+    fn told(&self, problem: Problem) -> Response {
+        if self.wants_page {
+            pages::Refusal::from(problem).into_response()
+        } else {
+            problem.into_response()
+        }
+    }
+
     fn note(&self, counts: &ShedCounts, reason: Reason) {
         let caller = self.identity.caller();
         let named = self.named.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -313,7 +322,7 @@ pub(super) async fn admit(
     let (class, deadline) = match (class(route, request.headers()), deadline(request.headers())) {
         (Ok(class), Ok(deadline)) => (class, deadline),
         (Err(problem), _) | (_, Err(problem)) => {
-            return route.answered(seen.watch.as_ref(), problem.into());
+            return route.answered(seen.watch.as_ref(), seen.told(problem));
         }
     };
     let caller = seen.identity.caller();
@@ -361,7 +370,7 @@ pub(super) async fn admit(
     let (permit, request) = match with_body(&gate, &ask, route, permit, request, &mut seen).await {
         Ok(both) => both,
         Err(Turned::Away(problem)) => {
-            return route.answered(seen.watch.as_ref(), (*problem).into());
+            return route.answered(seen.watch.as_ref(), seen.told(*problem));
         }
         Err(Turned::Shed(reason)) => return gate.refuse(route, &ask, &seen, reason).await,
     };
@@ -386,7 +395,7 @@ pub(super) async fn admit(
     let detail = "the deadline passed while the request ran, so it may have been done; check the result, or retry with a longer deadline (x-deadline-ms; default: admission.p1_deadline to p3_deadline)";
     let reason = HeaderValue::from_static(Reason::Deadline.as_str());
     let cut = Problem::new(Kind::Deadline, detail).header(SHED_REASON, reason);
-    route.answered(seen.watch.as_ref(), cut.into())
+    route.answered(seen.watch.as_ref(), seen.told(cut))
 }
 
 /// Asks for admission; adds the waiting time to `waited`.

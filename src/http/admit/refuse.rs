@@ -182,9 +182,3 @@ fn explanation(reason: Reason) -> Problem {
     };
     Problem::new(kind, detail)
 }
-
-impl From<Problem> for Response {
-    fn from(problem: Problem) -> Self {
-        problem.into_response()
-    }
-}

@@ -12,6 +12,7 @@ use axum::response::{IntoResponse as _, Response};
 use futures_util::stream;
 use maud::Markup;
 use rand::Rng as _;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::super::admit::Unhurried;
@@ -35,12 +36,16 @@ const EVERY_MAX: Duration = Duration::from_secs(60);
 /// reading.
 const LIFE: Duration = Duration::from_secs(600);
 
+/// Number of tokens whose bots are ranked concurrently, so that one that takes long delays no other. Each
+/// ranking uses half of the connections of the pool.
+const RANKINGS: usize = 2;
+
 /// Tells proxies to pass on each event immediately.
 const UNBUFFERED: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// State that the live pages of a process share.
 pub(crate) struct Live {
-    pub(in super::super) health: Health,
+    pub(super) health: Health,
     streams: Streams,
     /// The part that every token sees: Redis is queried once, regardless of the number of viewers.
     pub(super) overview: Slot<Overview>,
@@ -48,16 +53,19 @@ pub(crate) struct Live {
     pub(super) minutes: Slot<Vec<Point>>,
     /// The busiest bots of each token, by its name.
     busiest: Mutex<HashMap<Box<str>, Slot<Busiest>>>,
+    /// Turns for reading them.
+    pub(super) rankings: Semaphore,
 }
 
 impl Live {
     pub(crate) fn new(health: Health) -> Self {
         let streams = Streams::default();
         let (overview, minutes, busiest) = <_>::default();
-        Self { health, streams, overview, minutes, busiest }
+        let rankings = Semaphore::new(RANKINGS);
+        Self { health, streams, overview, minutes, busiest, rankings }
     }
 
-    /// The busiest bots of a token. While they are read, no other token waits.
+    /// The busiest bots of a token. While they are read, others of this token wait for them.
     pub(super) fn busiest(&self, token: &str) -> Slot<Busiest> {
         let mut all = self.busiest.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(all.entry(token.into()).or_default())

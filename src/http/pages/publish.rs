@@ -7,11 +7,13 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use maud::{Markup, html};
 use serde_json::value::RawValue;
+use uuid::Uuid;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::super::Api;
 use super::super::auth::Caller;
 use super::super::cloudevents::Mode;
-use super::super::events;
+use super::super::events::{self, Unstored};
 use super::super::parameters::Parameters;
 use super::{Refusal, bot, event, headline, page, page_for};
 use crate::event::Event;
@@ -19,6 +21,9 @@ use crate::id::BotId;
 
 /// The source of the events.
 const SOURCE: &str = "fairlane/page";
+/// Maximum number of UTF-16 units of the data: the body of the form has up to nine bytes for each, and at
+/// most 1 MiB.
+const DATA_MAX: u32 = 115_000;
 
 /// What the user typed, and what is wrong with it.
 #[derive(Debug, Default)]
@@ -31,11 +36,19 @@ struct Typed {
     data_error: Option<String>,
     /// Why it was not published, although nothing is wrong with the fields.
     problem: Option<String>,
+    /// The id of the event that was sent with these values and may be stored.
+    sent: Option<Uuid>,
 }
 
 impl Typed {
     fn new(kind: String) -> Self {
         Self { kind, bot: "bot-1".to_owned(), data: "{ \"n\": 1 }".to_owned(), ..Self::default() }
+    }
+
+    /// Tells whether the values are those of an earlier form: another event needs another id.
+    fn mark(&self) -> String {
+        let all = [&*self.kind, &self.bot, &self.data].join("\n");
+        format!("{:016x}", xxh3_64(all.as_bytes()))
     }
 
     /// The event in JSON and its bot, or `None` with an error in each wrong field.
@@ -108,6 +121,10 @@ fn form(typed: &Typed) -> Markup {
         (typed.kind_error.as_ref(), typed.bot_error.as_ref(), typed.data_error.as_ref());
     html! {
         form.fields method="post" action="/publish" {
+            @if let Some(id) = typed.sent {
+                input type="hidden" name="id" value=(id);
+                input type="hidden" name="of" value=(typed.mark());
+            }
             label for="publish-type" { "Type" }
             input id="publish-type" name="type" required maxlength="256" value=(typed.kind)
                 aria-describedby=[about("type", kind)] aria-invalid=[invalid(kind)];
@@ -117,7 +134,7 @@ fn form(typed: &Typed) -> Markup {
                 aria-describedby=[about("bot", bot)] aria-invalid=[invalid(bot)];
             (problem("bot", bot))
             label for="publish-data" { "Data, in JSON" }
-            textarea id="publish-data" name="data" rows="4" maxlength="200000" spellcheck="false"
+            textarea id="publish-data" name="data" rows="4" maxlength=(DATA_MAX) spellcheck="false"
                 aria-describedby=[about("data", data)] aria-invalid=[invalid(data)] { (typed.data) }
             (problem("data", data))
             (problem("publish", typed.problem.as_ref()))
@@ -163,21 +180,30 @@ pub(super) async fn publish(
         data: field("data"),
         ..Typed::default()
     };
-    let id = uuid::Uuid::now_v7().to_string();
+    let (sent, of) = (Uuid::parse_str(&field("id")).ok(), field("of"));
+    let sent = sent.filter(|_| of == typed.mark());
+    let new = sent.unwrap_or_else(Uuid::now_v7);
+    let id = new.to_string();
     let Some((text, bot)) = typed.event(&id, &caller) else {
         let page = page("Publish an event", &shown(&typed, &caller));
         return Ok((StatusCode::BAD_REQUEST, page).into_response());
     };
     let stored = match Mode::Structured.read(&parts.headers, text.as_bytes()) {
         Ok(read) => events::store(&api, &caller, &parts, read).await,
-        Err(problem) => Err(problem),
+        Err(problem) => Err(problem.into()),
     };
     let waited = match stored {
         Ok((waited, _)) => waited,
-        Err(problem) => {
-            // It may be stored. The id tells.
+        Err(Unstored { problem, is_unsure }) => {
             let detail = sentence(problem.detail());
-            typed.problem = Some(format!("{detail} Id of the event: {id}."));
+            // An earlier try may have stored it too.
+            typed.sent = (is_unsure || sent.is_some()).then_some(new);
+            typed.problem = Some(match typed.sent {
+                Some(id) => format!(
+                    "{detail} Id of the event: {id}. If you publish it again without a change, it keeps this id, so that bus.dedup drops the repetition."
+                ),
+                None => detail,
+            });
             return Ok(page_for(problem, "Publish an event", &shown(&typed, &caller)));
         }
     };

@@ -4,7 +4,7 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{FutureExt as _, OptionFuture, TryFutureExt as _, try_join_all};
+use futures_util::future::{FutureExt as _, OptionFuture, TryFutureExt as _};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
@@ -156,18 +156,22 @@ impl Api {
     }
 
     async fn read_busiest(&self, caller: &Caller, overview: &Overview) -> Result<Busiest, Problem> {
+        let _turn = self.live.rankings.acquire().await;
         let is_ranked = |Pipeline { view, .. }: &&Pipeline| {
             view.ready + view.leased + view.parked + view.paused <= RANKED_MAX
         };
         let (ranked, left_out): (Vec<_>, Vec<_>) = overview.pipelines.iter().partition(is_ranked);
         let wanted = |bot: &crate::id::BotId| caller.covers(bot);
-        let ranking = ranked.into_iter().filter(|of| of.view.depth > 0).map(async |of| {
+        let mut bots = Vec::new();
+        // One after the other: each listing has several calls side by side.
+        for of in ranked {
+            if of.view.depth == 0 {
+                continue;
+            }
             let (queue, now) = (self.queues.of(&of.name), self.clock.now());
             let page = queue.list_bots(BotOrder::Depth, None, BUSIEST, &wanted, now).await?;
-            Ok::<_, Problem>(page.bots.into_iter().map(|bot| (of.name.clone(), bot)))
-        });
-        let ranked = try_join_all(ranking).await?;
-        let mut bots: Vec<_> = ranked.into_iter().flatten().collect();
+            bots.extend(page.bots.into_iter().map(|bot| (of.name.clone(), bot)));
+        }
         let left_out = left_out.into_iter().map(|of| of.name.clone()).collect();
         bots.retain(|(_, bot)| bot.depth > 0);
         bots.sort_by_key(|(_, bot)| std::cmp::Reverse(bot.depth));

@@ -20,7 +20,7 @@ pub enum PrivateMongoError {
         #[source]
         source: io::Error,
     },
-    /// The program is missing.
+    /// The program cannot be run.
     #[error(
         "{program:?} cannot be run: {source}; install MongoDB (6.0 or newer), name its program in FAIRLANE_MONGOD, or set mongodb.url to a running one"
     )]
@@ -80,11 +80,14 @@ impl PrivateMongoError {
     /// Whether this machine has no program that works. Another try would not help.
     pub(crate) fn lacks_program(&self) -> bool {
         match self {
+            // Also one for another processor. Other errors may pass, such as a lack of memory.
             Self::Program { source, .. } => {
-                matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)
+                use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+                matches!(source.kind(), NotFound | NotADirectory | PermissionDenied)
+                    || source.raw_os_error() == Some(rustix::io::Errno::NOEXEC.raw_os_error())
             }
             Self::Version(_) => true,
-            // Such as a program for another processor.
+            // Such as one without its libraries.
             Self::Ended { has_data, .. } => !has_data,
             Self::Directory { .. } | Self::Silent { .. } | Self::Signal { .. } => false,
         }

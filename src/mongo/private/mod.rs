@@ -16,6 +16,7 @@
 
 mod error;
 mod process;
+mod progress;
 
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};
@@ -30,6 +31,7 @@ use tokio::time::{Instant, sleep};
 
 pub use self::error::PrivateMongoError;
 use self::process::{has_argument, signal};
+use self::progress::Progress;
 use super::MongoUrl;
 use super::client::{Mongo, MongoError};
 use crate::private::{Home, POLL, Unusable, open_to_lock, outliving};
@@ -162,7 +164,8 @@ impl PrivateMongo {
     }
 
     /// Releases the server. If no other process uses it, the server is stopped, and killed if it
-    /// has not ended within 10 s. Acknowledged writes are in its journal.
+    /// has not ended within 10 s. Acknowledged writes are in its journal. If another process still
+    /// starts the server after 5 s, leaves it to that process.
     ///
     /// Returns whether no server runs any more.
     ///
@@ -173,7 +176,7 @@ impl PrivateMongo {
     /// The server may keep running, or end on its own.
     pub async fn stop(self) -> Result<bool, PrivateMongoError> {
         let Self { place, server, users, stop_within, child, .. } = self;
-        let _lock = place.home.lock().await?;
+        let Some(_lock) = place.home.lock_to_stop().await? else { return Ok(false) };
         drop(users);
         // Kept until the end, although no process can take it while the other lock is held.
         let Some(_alone) = place.last_one().await? else { return Ok(false) };
@@ -215,26 +218,6 @@ enum Probe {
     Starting(MongoError),
     /// The server answers.
     Ready,
-}
-
-/// When a starting server last made progress. Before it listens, it recovers its data, and writes to its
-/// log. After that, it also writes about each probe.
-struct Progress {
-    logged: u64,
-    at: Instant,
-}
-
-impl Progress {
-    fn of(home: &Home) -> Self {
-        Self { logged: home.logged(), at: Instant::now() }
-    }
-
-    /// Called while the server does not listen.
-    fn look(&mut self, home: &Home) {
-        if home.logged() != self.logged {
-            *self = Self::of(home);
-        }
-    }
 }
 
 /// The files of the server.

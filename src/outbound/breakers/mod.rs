@@ -15,7 +15,8 @@
 //!
 //! The places of a host and its rate are shared as `places` describes: what one bot can take
 //! leaves some for the next one. A refused request gets a time to return, spread by the speed of
-//! its bot at this host.
+//! its bot at this host. Those that breakers refuse also have turns over all hosts of the bot: however
+//! many ports of its own server a tenant calls, they do not return more often.
 //!
 //! The connections that stay open between requests are bounded too: those to `KEPT_MAX` hosts of a
 //! bot at a time. A tenant could otherwise call each port of its own server once, and leave a
@@ -41,7 +42,7 @@ use self::circuit::OPEN_FIRST;
 pub(crate) use self::host::Outcome;
 use self::host::{Host, Seat, Way};
 pub(crate) use self::shown::prepare;
-use super::places::{Cause, Refused, may_take};
+use super::places::{AFTER_BREAKER, Cause, Refused, Turns, may_take};
 use super::{CheckedUrl, IDLE};
 use crate::id::BotId;
 
@@ -105,11 +106,19 @@ pub(crate) struct Breakers {
 #[derive(Debug, Default)]
 struct State {
     hosts: HashMap<Arc<Target>, Host>,
-    bots: HashMap<BotId, HashMap<Arc<Target>, Seat>>,
+    bots: HashMap<BotId, Seats>,
     /// Number of pairs of a bot and a host.
     seats: usize,
     /// When unused ones were last removed.
     swept: Option<Instant>,
+}
+
+/// A bot at its hosts.
+#[derive(Debug)]
+struct Seats {
+    at: HashMap<Arc<Target>, Seat>,
+    /// The turns of its requests that breakers refused.
+    turns: Turns,
 }
 
 /// An open circuit breaker: that of the host, or of a bot that calls it.
@@ -158,7 +167,7 @@ impl Breakers {
         let target = state.make_room(bot, target, now);
         let keeps = state.keeps(bot, &target, now);
         let State { hosts, bots, .. } = &mut *state;
-        let Some((host, seat)) = seat(hosts, bots, bot, &target) else {
+        let Some((host, seat, turns)) = seat(hosts, bots, bot, &target) else {
             unreachable!("make_room creates both");
         };
         (seat.used, seat.keeps) = (now, Some(keeps));
@@ -166,7 +175,7 @@ impl Breakers {
         let way = match host.way(seat, now) {
             Ok(way) => way,
             Err(until) => {
-                let cause = Cause::Breaker(until.unwrap_or(now + OPEN_FIRST));
+                let cause = shut(until, turns, now);
                 return Permission::Open(self.turn_away((host, seat), (active, again), cause, now));
             }
         };
@@ -204,9 +213,8 @@ impl Breakers {
     ) -> Option<Duration> {
         let mut state = self.lock();
         let State { hosts, bots, .. } = &mut *state;
-        let (host, seat) = seat(hosts, bots, bot, target)?;
-        let until = host.way(seat, now).err()?;
-        let cause = Cause::Breaker(until.unwrap_or(now + OPEN_FIRST));
+        let (host, seat, turns) = seat(hosts, bots, bot, target)?;
+        let cause = shut(host.way(seat, now).err()?, turns, now);
         Some(self.turn_away((host, seat), (1, again), cause, now))
     }
 
@@ -234,7 +242,8 @@ impl Breakers {
         state.sweep(now);
         let circuits = state.hosts.iter().filter(|(_, host)| host.shown);
         let circuits = circuits.map(|(target, host)| (target, &host.circuit));
-        let seats = state.bots.values().flatten().map(|(target, seat)| (target, &seat.circuit));
+        let seats = state.bots.values().flat_map(|seats| &seats.at);
+        let seats = seats.map(|(target, seat)| (target, &seat.circuit));
         let mut open: HashMap<&Arc<Target>, Breaker> = HashMap::new();
         for (target, circuit) in circuits.chain(seats) {
             let Some(until) = circuit.open_until() else { continue };
@@ -259,7 +268,7 @@ impl Breakers {
     fn said(&self, pass: &Pass, now: Instant, outcome: Option<Outcome>) {
         let mut state = self.lock();
         let State { hosts, bots, .. } = &mut *state;
-        let Some((host, seat)) = seat(hosts, bots, &pass.bot, &pass.target) else { return };
+        let Some((host, seat, _)) = seat(hosts, bots, &pass.bot, &pass.target) else { return };
         host.end(seat, pass.way);
         let Some(outcome) = outcome else { return };
         seat.line.took(now.saturating_duration_since(pass.began));
@@ -268,21 +277,27 @@ impl Breakers {
     }
 }
 
-/// A host and a bot's seat there.
+/// A host, a bot's seat there, and the turns of the bot after breakers.
 fn seat<'a>(
     hosts: &'a mut HashMap<Arc<Target>, Host>,
-    bots: &'a mut HashMap<BotId, HashMap<Arc<Target>, Seat>>,
+    bots: &'a mut HashMap<BotId, Seats>,
     bot: &BotId,
     target: &Target,
-) -> Option<(&'a mut Host, &'a mut Seat)> {
-    let seat = bots.get_mut(bot)?.get_mut(target)?;
-    Some((hosts.get_mut(target)?, seat))
+) -> Option<(&'a mut Host, &'a mut Seat, &'a mut Turns)> {
+    let Seats { at, turns } = bots.get_mut(bot)?;
+    Some((hosts.get_mut(target)?, at.get_mut(target)?, turns))
+}
+
+/// A breaker is open until then; `None`: while others probe.
+fn shut(until: Option<Instant>, turns: &mut Turns, now: Instant) -> Cause {
+    let turn = turns.take(now, Duration::ZERO, AFTER_BREAKER);
+    Cause::Breaker(until.unwrap_or(now + OPEN_FIRST), turn)
 }
 
 impl State {
     /// Creates the seat of `bot` at `target` if it has none. Forgets others if there are too many.
     fn make_room(&mut self, bot: &BotId, target: Target, now: Instant) -> Arc<Target> {
-        if let Some(seats) = self.bots.get(bot) {
+        if let Some(Seats { at: seats, .. }) = self.bots.get(bot) {
             if let Some((target, _)) = seats.get_key_value(&target) {
                 return Arc::clone(target);
             }
@@ -293,7 +308,8 @@ impl State {
             }
         }
         if self.seats >= SEATS_MAX {
-            let uses = self.bots.values().flat_map(|seats| seats.values().map(|seat| seat.used));
+            let seats = self.bots.values().flat_map(|seats| seats.at.values());
+            let uses = seats.map(|seat| seat.used);
             let before = median(uses.collect());
             self.forget(None, |seat| seat.used <= before);
         } else {
@@ -306,8 +322,9 @@ impl State {
         let host = self.hosts.entry(Arc::clone(&target)).or_insert_with(|| Host::new(now));
         host.bots += 1;
         self.seats += 1;
-        let seats = self.bots.entry(bot.clone()).or_default();
-        seats.insert(Arc::clone(&target), Seat::new(now));
+        let seats = self.bots.entry(bot.clone());
+        let new = || Seats { at: HashMap::new(), turns: Turns::new(now) };
+        seats.or_insert_with(new).at.insert(Arc::clone(&target), Seat::new(now));
         target
     }
 
@@ -322,7 +339,7 @@ impl State {
     /// Whether connections of `bot` to `target` stay open after a request. Decided again when the
     /// last ones are closed.
     fn keeps(&self, bot: &BotId, target: &Target, now: Instant) -> bool {
-        let Some(seats) = self.bots.get(bot) else { return false };
+        let Some(Seats { at: seats, .. }) = self.bots.get(bot) else { return false };
         let recent = |seat: &&Seat| now.saturating_duration_since(seat.used) < IDLE;
         let decided = seats.get(target).filter(recent).and_then(|seat| seat.keeps);
         let kept = || seats.values().filter(recent).filter(|seat| seat.keeps == Some(true)).count();
@@ -333,8 +350,8 @@ impl State {
     /// without a seat.
     fn forget(&mut self, only: Option<&BotId>, is_old: impl Fn(&Seat) -> bool) {
         let mut forgotten = Vec::new();
-        let mut prune = |seats: &mut HashMap<Arc<Target>, Seat>| {
-            let old = seats.extract_if(|_, seat| seat.under_way == 0 && is_old(seat));
+        let mut prune = |seats: &mut Seats| {
+            let old = seats.at.extract_if(|_, seat| seat.under_way == 0 && is_old(seat));
             forgotten.extend(old.map(|(target, seat)| (target, seat.circuit.is_open())));
         };
         match only {
@@ -342,7 +359,7 @@ impl State {
             None => self.bots.values_mut().for_each(&mut prune),
         }
         if only.is_none() {
-            self.bots.retain(|_, seats| !seats.is_empty());
+            self.bots.retain(|_, seats| !seats.at.is_empty());
         }
         self.seats -= forgotten.len();
         for (target, was_open) in forgotten {

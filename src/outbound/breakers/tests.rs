@@ -1,8 +1,8 @@
-use std::collections::{BTreeSet, HashSet, VecDeque};
+mod waiting;
 
 use super::circuit::{FAILURES, OPEN_MAX};
 use super::*;
-use crate::outbound::places::{AFTER_BREAKER, AGAIN_MIN};
+use crate::outbound::places::AGAIN_MIN;
 
 fn limited(per_bot: usize, rate: u64) -> Arc<Breakers> {
     Breakers::new(Limits { per_bot, per_host: 2 * per_bot, rate })
@@ -302,119 +302,6 @@ fn a_bot_that_uses_less_than_its_part_of_the_rate_is_not_delayed_by_one_that_use
 }
 
 #[test]
-fn requests_of_many_bots_that_are_due_at_once_use_the_whole_rate() {
-    const BOTS: u64 = 100;
-    const EACH: u64 = 200;
-    // Each request takes `cost` to ask, and the bots come by turns with `slice` of them.
-    for (cost, slice, late) in [(0, 1, 20), (50, 1, 20), (50, 16, 20), (50, 64, 100), (50, 200, 5)]
-    {
-        let (breakers, begun) = (limited(1_000, 2_000), Instant::now());
-        let mut coming: BTreeSet<(Instant, u64, u64, u64)> = (0..EACH)
-            .flat_map(|nth| (0..BOTS).map(move |bot| (begun, nth / slice, bot, nth)))
-            .collect();
-        let mut returned = HashSet::new();
-        let (mut now, mut last, mut refused) = (begun, begun, 0);
-        while let Some((at, turn, number, nth)) = coming.pop_first() {
-            now = now.max(at) + Duration::from_micros(cost);
-            let again = returned.contains(&(number, nth));
-            match breakers.ask(&bot(&format!("bot-{number}")), target(80), again, now) {
-                Permission::Go(pass) => {
-                    pass.say(Outcome::Answered, now);
-                    last = now;
-                }
-                Permission::Full(after) => {
-                    refused += 1;
-                    returned.insert((number, nth));
-                    let late = (number * 7_919 + nth * 104_729) % (late * 1_000);
-                    coming.insert((now + after + Duration::from_micros(late), turn, number, nth));
-                }
-                Permission::Open(_) => panic!("no request failed"),
-            }
-        }
-        let took = (last - begun).as_secs_f64();
-        assert!((9.8..10.2).contains(&took), "20,000 at 2,000/s in slices of {slice}: {took} s");
-        assert!(refused < BOTS * EACH * 8 / 5, "few are refused twice: {refused}");
-    }
-}
-
-/// `requests` of a bot are due at once. How often they are asked for within `time`, and how many
-/// pass, if each takes `takes`. `again`: another process refused them before.
-fn asked_for(
-    breakers: &Arc<Breakers>,
-    (requests, again): (usize, bool),
-    (takes, time): (Duration, Duration),
-) -> (usize, usize) {
-    let begun = Instant::now();
-    let mut coming: BTreeSet<(Instant, usize, bool)> =
-        (0..requests).map(|number| (begun, number, again)).collect();
-    let mut in_flight: VecDeque<(Instant, Pass)> = VecDeque::new();
-    let (mut now, mut asked, mut passed) = (begun, 0, 0);
-    while let Some((at, number, again)) = coming.pop_first() {
-        now = now.max(at) + Duration::from_micros(300);
-        if now > begun + time {
-            break;
-        }
-        while in_flight.front().is_some_and(|(end, _)| *end <= now) {
-            let (end, pass) = in_flight.pop_front().unwrap();
-            pass.say(Outcome::Answered, end);
-        }
-        asked += 1;
-        match ask_again(breakers, again, now) {
-            Permission::Go(pass) => {
-                passed += 1;
-                in_flight.push_back((now + takes, pass));
-            }
-            Permission::Full(after) | Permission::Open(after) => {
-                coming.insert((now + after, number, true));
-            }
-        }
-    }
-    (asked, passed)
-}
-
-fn ask_again(breakers: &Arc<Breakers>, again: bool, now: Instant) -> Permission {
-    breakers.ask(&bot("bot"), target(80), again, now)
-}
-
-#[test]
-fn those_that_wait_for_a_slow_host_are_asked_for_at_its_speed_also_after_a_restart() {
-    let seconds = Duration::from_secs;
-    for again in [false, true] {
-        let breakers = limited(16, 2_000);
-        let (asked, passed) = asked_for(&breakers, (10_000, again), (seconds(10), seconds(30)));
-        assert!(asked < 10_000 + 4_000, "again: {again}: {asked} in 30 s");
-        assert!(passed >= 44, "16 each 10 s: {passed}");
-    }
-    let breakers = limited(16, 2_000);
-    let (asked, passed) = asked_for(&breakers, (1_000, false), (seconds(2), seconds(150)));
-    assert_eq!(passed, 1_000, "16 each 2 s");
-    assert!(asked < 6_000, "{asked}");
-}
-
-#[test]
-fn those_that_wait_for_the_rate_are_asked_for_at_its_speed_also_after_a_restart() {
-    for again in [false, true] {
-        let time = (Duration::ZERO, Duration::from_secs(60));
-        let (asked, passed) = asked_for(&limited(16, 100), (30_000, again), time);
-        assert!(asked < 30_000 + 10_000, "again: {again}: {asked} in a minute");
-        assert!(passed >= 5_700, "100 a second: {passed}");
-    }
-}
-
-#[test]
-fn those_that_wait_for_a_breaker_return_one_after_the_other() {
-    let (breakers, now) = (limited(16, 2_000), Instant::now());
-    fail(&breakers, FAILURES, now);
-    let opened = |again| match ask_again(&breakers, again, now) {
-        Permission::Open(after) => after,
-        other => panic!("{other:?}"),
-    };
-    let times: Vec<Duration> = (0..10_000).map(|number| opened(number % 2 == 0)).collect();
-    assert!(times[0] >= OPEN_FIRST);
-    assert!(times.windows(2).all(|pair| pair[1] == pair[0] + AFTER_BREAKER), "{:?}", &times[..9]);
-}
-
-#[test]
 fn the_hosts_of_a_bot_and_of_all_are_bounded_and_those_of_another_bot_stay() {
     let (breakers, mut now) = (limited(16, 0), Instant::now());
     fail_as(&breakers, "quiet", Outcome::Failed, FAILURES, now);
@@ -426,9 +313,9 @@ fn the_hosts_of_a_bot_and_of_all_are_bounded_and_those_of_another_bot_stay() {
     }
     assert!(opened_for(&breakers, "quiet", now).is_some());
     let state = breakers.lock();
-    assert!(state.bots[&hostile].len() <= HOSTS_MAX && state.seats <= HOSTS_MAX + 1);
+    assert!(state.bots[&hostile].at.len() <= HOSTS_MAX && state.seats <= HOSTS_MAX + 1);
     assert!(state.hosts.len() <= HOSTS_MAX + 2, "{}", state.hosts.len());
-    assert!(state.bots[&hostile].contains_key(&target(81)), "a request is in flight");
+    assert!(state.bots[&hostile].at.contains_key(&target(81)), "a request is in flight");
     drop(state);
     drop(held);
 
@@ -440,7 +327,7 @@ fn the_hosts_of_a_bot_and_of_all_are_bounded_and_those_of_another_bot_stay() {
     }
     let state = breakers.lock();
     assert!(state.seats <= SEATS_MAX, "{}", state.seats);
-    assert_eq!(state.bots.values().map(HashMap::len).sum::<usize>(), state.seats);
+    assert_eq!(state.bots.values().map(|seats| seats.at.len()).sum::<usize>(), state.seats);
     assert_eq!(state.hosts.values().map(|host| host.bots).sum::<usize>(), state.seats);
 }
 

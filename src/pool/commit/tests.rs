@@ -177,6 +177,18 @@ fn completions_that_could_not_travel_along_go_back_and_are_known_to_be_sent() {
     }
 }
 
+/// Its worker has ended, and Redis is unavailable: a process that stops does not wait for it.
+#[tokio::test]
+async fn without_workers_a_completion_that_fails_is_not_sent_again() {
+    let queue = Queue::unreachable("p", 8);
+    let (metrics, board) = (PipelineMetrics::new(queue.name()), Board::new(queue.shard_count()));
+    let (commits, task) = committer(queue, 0, Arc::new(board), metrics);
+    let in_an_hour = Instant::now() + Duration::from_secs(3_600);
+    commits.commit_unheard(shard(0), Item::of(&bot(1)).completion, in_an_hour);
+    drop(commits);
+    tokio::time::timeout(Duration::from_secs(30), task).await.unwrap();
+}
+
 #[tokio::test]
 async fn completions_never_sent_are_stale_when_the_lease_ends_and_the_committer_ends_after_them() {
     let queue = Queue::unreachable("p", 8);

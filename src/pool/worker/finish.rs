@@ -57,7 +57,7 @@ impl Worker {
                 attempts: self.lease.attempts,
                 unavailable,
                 random: rand::random(),
-                now: shared.now(),
+                now: Duration::from_millis(self.now_ms()),
             },
         );
         if let Mode::Fail { ms, .. } = &mut settlement.mode

@@ -110,7 +110,8 @@ impl Worker {
         self.give_back_with(Mode::Release).await;
     }
 
-    /// Ends the lease in this way, without completed events.
+    /// Ends the lease in this way, without completed events. Waits at most until the lease ends: then its
+    /// place in the pool is free, and the committer goes on alone.
     pub(super) async fn give_back_with(&self, mode: Mode) {
         let (completion, deadline) = self.end_with(mode);
         let commit = self.shared.commits.commit(self.lease.shard, completion, deadline);
@@ -118,7 +119,7 @@ impl Worker {
             // Otherwise the lease expires by itself.
             let _ = tokio::time::timeout(LAST_COMMIT, commit).await;
         } else {
-            commit.await;
+            let _ = tokio::time::timeout_at(self.lease.deadline(), commit).await;
         }
     }
 

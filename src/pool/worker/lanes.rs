@@ -134,7 +134,7 @@ impl Worker {
     }
 
     /// The time of the server, as the lease shows it: the clocks of processes may differ.
-    fn now_ms(&self) -> u64 {
+    pub(super) fn now_ms(&self) -> u64 {
         self.lease.fence.get() / 1_000 + crate::clock::millis(self.claimed_at.elapsed())
     }
 

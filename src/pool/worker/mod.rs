@@ -24,7 +24,7 @@ use tracing::{Instrument as _, debug, debug_span};
 
 use super::Shared;
 use super::claim::Release;
-use super::commit::Committed;
+use super::commit::{CALL_EXCEPTIONS, Committed};
 use super::settle::Fitness;
 use super::shelf::Watch;
 use crate::event::Event;
@@ -90,7 +90,7 @@ struct Worker {
     waits_shown: bool,
     /// What each renewal notes for the lanes that are set aside.
     noted: Option<AsideChange>,
-    /// Whether a renewal was sent and got no answer: Redis may run it later.
+    /// Whether a renewal may have been sent and got no answer: Redis may run it later.
     unanswered: bool,
 }
 
@@ -108,11 +108,15 @@ enum Ended {
 
 impl Worker {
     async fn run(self, records: Vec<Vec<u8>>) {
-        if self.shared.lanes.is_some() || !self.lease.aside.is_empty() {
+        if self.has_lanes() {
             self.run_lanes(records).await;
         } else {
             self.run_in_order(records).await;
         }
+    }
+
+    fn has_lanes(&self) -> bool {
+        self.shared.lanes.is_some() || !self.lease.aside.is_empty()
     }
 
     /// Handles all events one after the other.
@@ -180,6 +184,10 @@ impl Worker {
         let mut slice = Vec::with_capacity(records.len());
         let mut events = Vec::with_capacity(records.len());
         for record in records {
+            // A slice by lanes ends with one call, which must stay short. The others stay queued.
+            if self.has_lanes() && slice.len() - events.len() >= CALL_EXCEPTIONS {
+                break;
+            }
             let (sequence, event) = match Event::decode(&record, &self.lease.bot) {
                 Ok(decoded) => decoded,
                 Err(error) => {

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep};
 
 pub use self::error::PrivateRedisError;
 use super::url::RedisUrl;
-use crate::private::{Home, POLL, outliving};
+use crate::private::{Home, POLL, TELL, outliving};
 
 /// Maximum length of the path of a unix socket, in bytes: 108 on Linux and 104 on macOS, with a
 /// closing NUL. Redis silently cuts a longer path.
@@ -35,8 +35,6 @@ const NAME: &str = "redis";
 const OLDEST_VERSION: (u32, u32) = (7, 0);
 /// A server that does not answer for longer hangs, or is busy.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Interval of the log lines about a server that loads its data.
-const TELL: Duration = Duration::from_secs(10);
 /// How long dropped connections of this process may still be listed.
 const LINGERING: Duration = Duration::from_secs(1);
 /// The log text of a server that found an incomplete end of its append-only file.
@@ -178,7 +176,8 @@ impl PrivateRedis {
 
     /// Releases the server. If no other process and no other client is connected, stops it and
     /// waits for its end. Drop this process's own connections first; dropped connections get a
-    /// second to disappear.
+    /// second to disappear. If another process still starts the server after 5 s, leaves it to that
+    /// process.
     ///
     /// Returns whether the server was stopped.
     ///
@@ -189,7 +188,7 @@ impl PrivateRedis {
     /// # Cancel safety
     /// The server may keep running, or end on its own.
     pub async fn stop(mut self) -> Result<bool, PrivateRedisError> {
-        let _lock = self.place.home.lock().await?;
+        let Some(_lock) = self.place.home.lock_to_stop().await? else { return Ok(false) };
         match self.others_leave().await {
             Ok(true) => {}
             Ok(false) => return Ok(false),

@@ -288,7 +288,8 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Whether it changes more than how long the lease lasts, and who completes it.
+    /// Whether it changes more than how long the lease lasts, and who completes it, or notes which lane is
+    /// tried; a failover revokes the lease anyway.
     pub(crate) fn is_lasting(&self) -> bool {
         self.n > 0 || !matches!(self.mode, Mode::Keep { .. } | Mode::Hand { .. })
     }

@@ -122,6 +122,19 @@ async fn a_profile_whose_write_has_no_answer_is_read_again() {
 
 #[tokio::test]
 async fn large_profiles_of_one_bot_push_none_of_another_out_of_memory() {
+    const TRIES: usize = 3;
+    for _ in 0..TRIES {
+        if let Some(was_read_again) = quiet_profile_beside_large_ones().await {
+            assert!(!was_read_again, "the profile of the quiet bot was read again");
+            return;
+        }
+    }
+    panic!("the machine was too slow in every one of {TRIES} tries");
+}
+
+/// Whether the profile of a quiet bot is read again after the large profiles of another one. `None`: they
+/// took a minute, after which it is read again in any case.
+async fn quiet_profile_beside_large_ones() -> Option<bool> {
     // Together 40 MB. A process keeps 32 MiB of recent profiles.
     const LOUD: usize = 220;
     let stores = Stores::start(Persistence::Always);
@@ -147,8 +160,7 @@ async fn large_profiles_of_one_bot_push_none_of_another_out_of_memory() {
     let read = node.mongo.intercept(on("find", SUBSCRIBERS), 1, Interception::Watch);
     publish(&stores, &[tag("b", "u", "2", "y")]).await;
     settles(&stores, 2 + LOUD).await;
-    // After a minute it is read again in any case; only a very busy machine takes that long.
-    let is_old = started.elapsed() >= Duration::from_secs(60);
-    assert!(is_old || !read.has_caught(), "the profile of the quiet bot was read again");
+    let (was_read_again, took) = (read.has_caught(), started.elapsed());
     assert_eq!(profile(&node.client(), "b", "u").await["tags"], json!(["x", "y"]));
+    (took < Duration::from_secs(60)).then_some(was_read_again)
 }

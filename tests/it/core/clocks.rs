@@ -1,11 +1,13 @@
 //! A process whose clock is wrong. Times in Redis are those of its server, and only its clock ends them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fairlane::app::Roles;
 use fairlane::clock::{Clock, SystemClock, millis};
 use fairlane::event::Event;
+use fairlane::handler::Outcomes;
 use fairlane::id::BotId;
 use fairlane::queue::PushOptions;
 
@@ -57,6 +59,34 @@ async fn delayed_events_are_on_time_and_no_busy_loop_waits_for_them() {
         assert!(millis(first) >= millis(due), "{ahead} s ahead: early");
         let late = last.saturating_sub(due);
         assert!(late < Duration::from_secs(20), "{ahead} s ahead: {late:?} late");
+        instance.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn an_event_that_its_handler_delays_is_handed_out_again_after_the_delay() {
+    const DELAY: Duration = Duration::from_secs(3);
+    for ahead in [-MINUTE, MINUTE] {
+        let (server, log, count) =
+            (RedisServer::start(Options::default()), Log::default(), AtomicUsize::new(0));
+        let handler = log.handler(move |_| {
+            let is_first = count.fetch_add(1, Ordering::Relaxed) == 0;
+            async move {
+                let done = Outcomes::done();
+                Ok(if is_first { done.later(0, DELAY) } else { done })
+            }
+        });
+        let (clock, config) = (Arc::new(Wrong(ahead)), config(&server, "test", &[]));
+        let instance = Instance::start_at(clock, Roles::ALL, &config, handler).await;
+        let bot = BotId::parse("bot").unwrap();
+        let event = Event::builder("test", &bot).build().unwrap();
+        instance.queue("test").push(&bot, &[event], PushOptions::default()).await.unwrap();
+        eventually(LONG, "it is handled again", async || log.len() == 2).await;
+        let times: Vec<Duration> = log.all().into_iter().map(|seen| seen.at).collect();
+        let waited = times[1].saturating_sub(times[0]);
+        // Times are in whole ms.
+        assert!(waited > DELAY.mul_f64(0.9), "{ahead} s ahead: early, after {waited:?}");
+        assert!(waited < Duration::from_secs(20), "{ahead} s ahead: late, after {waited:?}");
         instance.stop().await;
     }
 }

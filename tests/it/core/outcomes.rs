@@ -7,6 +7,7 @@ use std::time::Duration;
 use fairlane::clock::{Clock as _, SystemClock, micros, millis};
 use fairlane::handler::{Failure, Outcomes, Slice};
 use fairlane::id::BotId;
+use fairlane::queue::Queue;
 use tokio::sync::Semaphore;
 
 use crate::support::bus::{add, event};
@@ -325,9 +326,39 @@ async fn a_process_that_was_frozen_starts_nothing_under_expired_leases() {
     }
 }
 
+/// A slow machine may need several tries, each with another bot: it takes short slices.
+const TRIES: usize = 10;
+/// Events of a bot of which all become dead letters.
+const DEAD: usize = 1_200;
+
+/// Queues events of a bot, and has them handled. Returns the most arguments of a call of Redis meanwhile.
+/// Asserts that all are dead letters, in order.
+async fn all_die(server: &RedisServer, queue: &Queue, bot: &str, events: &[String]) -> usize {
+    let depth = async || queue.view(Duration::ZERO).await.unwrap().depth;
+    let log_from = async |us: &str| {
+        server.ask(&["CONFIG", "SET", "slowlog-log-slower-than", us]).await;
+    };
+    server.ask(&["CONFIG", "SET", "slowlog-max-len", "100000"]).await;
+    log_from("-1").await;
+    queue.pause(None).await.unwrap();
+    add(server, STREAM, events).await;
+    eventually(LONG, "they wait", async || depth().await == events.len() as u64).await;
+    log_from("0").await;
+    queue.resume(None).await.unwrap();
+    eventually(LONG, "all are done", async || depth().await == 0).await;
+
+    let bot = BotId::parse(bot).unwrap();
+    let letters = queue.dead_letters(Some(&bot), 2 * events.len()).await.unwrap();
+    let ids = letters.iter().rev().map(|letter| letter.event.as_ref().unwrap().id());
+    assert!(ids.eq((0..events.len()).map(|id| id.to_string())), "{}", letters.len());
+    // Redis shows the first arguments of a call, and the number of the others.
+    let calls = server.ask(&["SLOWLOG", "GET", "-1"]).await;
+    let counts = calls.split(" more arguments)").filter_map(|text| text.rsplit('(').next());
+    counts.filter_map(|count| count.parse().ok()).max().unwrap()
+}
+
 #[tokio::test]
 async fn a_slice_with_many_dead_letters_is_settled_in_short_calls_and_in_order() {
-    const EVENTS: u32 = 1_200;
     let server = RedisServer::start(Options::default());
     let log = Log::default();
     let handler = log.handler(|slice: Slice| async move {
@@ -340,24 +371,56 @@ async fn a_slice_with_many_dead_letters_is_settled_in_short_calls_and_in_order()
     let calm: Vec<String> = (0..200).map(|id| event("calm", "test", id)).collect();
     add(&server, STREAM, &calm).await;
     eventually(LONG, "it is warm", async || log.len() == 200).await;
-    let queue = instance.queue("parts");
-    queue.pause(None).await.unwrap();
-    let events: Vec<String> = (0..EVENTS).map(|id| event("b", "test", id)).collect();
-    add(&server, STREAM, &events).await;
-    let depth = async || queue.view(Duration::ZERO).await.unwrap().depth;
-    eventually(LONG, "they wait", async || depth().await == u64::from(EVENTS)).await;
-    server.ask(&["CONFIG", "SET", "slowlog-max-len", "100000"]).await;
-    server.ask(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]).await;
-    queue.resume(None).await.unwrap();
-    eventually(LONG, "all are done", async || depth().await == 0).await;
+    let mut shown = false;
+    for n in 0..TRIES {
+        let bot = format!("b-{n}");
+        let events: Vec<String> = (0..DEAD).map(|id| event(&bot, "test", id)).collect();
+        let most = all_die(&server, instance.queue("parts"), &bot, &events).await;
+        // A dead letter has four.
+        assert!(most < 2_100, "{most}");
+        let seen: Vec<Seen> = log.all().into_iter().filter(|seen| seen.bot == bot).collect();
+        shown = seen.chunk_by(|one, next| one.fence == next.fence).any(|slice| slice.len() > 500);
+        if shown {
+            break;
+        }
+    }
+    assert!(shown, "the machine was too slow in every one of {TRIES} tries");
+    instance.stop().await;
+}
 
-    let letters = queue.dead_letters(None, 2 * EVENTS as usize).await.unwrap();
-    let ids = letters.iter().rev().map(|letter| letter.event.as_ref().unwrap().id());
-    assert!(ids.eq((0..EVENTS).map(|id| id.to_string())), "{}", letters.len());
-    // Redis shows the first arguments of a call, and the number of the others. A dead letter has four.
-    let calls = server.ask(&["SLOWLOG", "GET", "-1"]).await;
-    let counts = calls.split(" more arguments)").filter_map(|text| text.rsplit('(').next());
-    let most = counts.filter_map(|count| count.parse::<u32>().ok()).max();
-    assert!(most.is_some_and(|most| most < 2_100), "{most:?}");
+/// A slice of a bot with ordering keys ends with one call.
+#[tokio::test]
+async fn many_expired_events_of_a_bot_with_ordering_keys_become_dead_letters_in_short_calls() {
+    let server = RedisServer::start(Options::default());
+    let settings = [
+        ("pipelines.lanes.batch", "5000"),
+        ("pipelines.lanes.order_by", "\"subject\""),
+        ("quotas.dead_letters", "0"),
+    ];
+    let log = Log::default();
+    let instance = Instance::start(&config(&server, "lanes", &settings), log.content()).await;
+    let event = |bot: &str, expiry: &str, id: usize| {
+        serde_json::json!({
+            "specversion": "1.0", "id": id.to_string(), "source": "test", "type": "test",
+            "botid": bot, "subject": "s", "expirytime": expiry,
+        })
+        .to_string()
+    };
+    let calm: Vec<String> = (0..200).map(|id| event("calm", "9999-01-01T00:00:00Z", id)).collect();
+    add(&server, STREAM, &calm).await;
+    eventually(LONG, "it is warm", async || log.len() == 200).await;
+    let mut shown = false;
+    for n in 0..TRIES {
+        let bot = format!("b-{n}");
+        let events: Vec<String> =
+            (0..DEAD).map(|id| event(&bot, "2000-01-01T00:00:00Z", id)).collect();
+        let most = all_die(&server, instance.queue("lanes"), &bot, &events).await;
+        assert!(most < 2_100, "{most}");
+        shown = most >= 2_000;
+        if shown {
+            break;
+        }
+    }
+    assert!(shown, "the machine was too slow in every one of {TRIES} tries");
     instance.stop().await;
 }

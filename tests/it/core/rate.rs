@@ -252,6 +252,8 @@ async fn a_bot_that_its_rate_holds_back_does_not_make_its_pipeline_late() {
         (view.depth, view.parked, view.throttled, view.oldest_age_ms) == (1, 1, 1, 0)
     })
     .await;
+    let view = queue.view(in_an_hour + Duration::from_secs(3_600)).await.unwrap();
+    assert!(view.oldest_age_ms > 7_000_000, "no worker took it after its next token");
     // Its age does not hide that of another bot.
     queue.pause(None).await.unwrap();
     add(&server, STREAM, &[event("other", "test", 0)]).await;

@@ -231,7 +231,7 @@ async fn a_bot_whose_renewal_waited_in_a_frozen_redis_is_handled_again_soon_afte
     let server = RedisServer::start(Options::default());
     let settings = [
         ("pipelines.thawed.lease_ttl", "\"60s\""),
-        ("pipelines.thawed.handler_timeout", "\"20s\""),
+        ("pipelines.thawed.handler_timeout", "\"10s\""),
     ];
     let log = Log::default();
     let slow = log.handler(|_| async {

@@ -172,17 +172,19 @@ async fn a_missing_replica_holds_up_no_read() {
 async fn without_a_replica_leases_are_renewed_and_no_handler_is_cancelled() {
     // Longer than a lease.
     const SLOW: Duration = Duration::from_secs(5);
+    // A slow machine may need several: a lease that was renewed or lost before shows nothing.
+    const TRIES: usize = 10;
     let server = primary();
     let replica = server.replica().await;
     let own = [
         ("pipelines.renewing.batch", "1"),
         ("pipelines.renewing.max_attempts", "2"),
-        ("pipelines.renewing.handler_timeout", "\"20s\""),
+        ("pipelines.renewing.handler_timeout", "\"10s\""),
     ];
     let (log, ended) = (Log::default(), Arc::new(AtomicUsize::new(0)));
     let counted = Arc::clone(&ended);
     let handler = log.handler(move |slice: Slice| {
-        let (slow, ended) = (slice.bot.as_str() == "slow", Arc::clone(&counted));
+        let (slow, ended) = (slice.bot.as_str() != "busy", Arc::clone(&counted));
         async move {
             tokio::time::sleep(if slow { SLOW } else { SLOW / 100 }).await;
             ended.fetch_add(usize::from(slow), Ordering::Relaxed);
@@ -191,24 +193,41 @@ async fn without_a_replica_leases_are_renewed_and_no_handler_is_cancelled() {
     });
     let config = config(&server, "renewing", &[WAITS, &own].concat());
     let instance = Instance::start(&config, handler).await;
-    let mut events: Vec<String> = (0..40).map(|id| event("busy", "test", id)).collect();
-    events.push(event("slow", "test", 0));
-    add(&server, STREAM, &events).await;
-    let slow = || log.all().into_iter().filter(|seen| seen.bot == "slow").count();
-    eventually(LONG, "it is handled", async || slow() == 1).await;
-    replica.sigstop();
-    let has_ended = async || ended.load(Ordering::Relaxed) == 1;
-    eventually(LONG, "its handler ends", has_ended).await;
-    replica.sigcont();
-    replica.in_step().await;
     let queue = instance.queue("renewing");
-    eventually(LONG, "all are done", async || queue.view(Duration::ZERO).await.unwrap().depth == 0)
-        .await;
-    assert_eq!(slow(), 1, "once");
-    assert!(queue.dead_letters(None, 9).await.unwrap().is_empty());
-    let metrics = http::get(&instance.address.to_string(), "/metrics").await.1;
-    let lost = http::metric(&metrics, "fairlane_leases_lost_total", &[("pipeline", "renewing")]);
-    assert!(lost.unwrap_or_default() < 1.0, "{lost:?}");
+    let lost = async || {
+        let metrics = http::get(&instance.address.to_string(), "/metrics").await.1;
+        http::metric(&metrics, "fairlane_leases_lost_total", &[("pipeline", "renewing")])
+            .unwrap_or_default()
+    };
+    let mut shown = false;
+    for n in 0..TRIES {
+        let bot = BotId::parse(&format!("slow-{n}")).unwrap();
+        let (ended_before, lost_before) = (ended.load(Ordering::Relaxed), lost().await);
+        let mut events: Vec<String> = (0..40).map(|id| event("busy", "test", id)).collect();
+        events.push(event(bot.as_str(), "test", 0));
+        add(&server, STREAM, &events).await;
+        let slow = || log.all().into_iter().filter(|seen| seen.bot == bot.as_str()).count();
+        eventually(LONG, "it is handled", async || slow() >= 1).await;
+        replica.sigstop();
+        let owners = queue.keys(queue.shard_of(&bot)).owners();
+        shown = server.ask(&["HGET", owners, bot.as_str()]).await.ends_with("|0");
+        if shown {
+            let has_ended = async || ended.load(Ordering::Relaxed) > ended_before;
+            eventually(LONG, "its handler ends", has_ended).await;
+        }
+        replica.sigcont();
+        replica.in_step().await;
+        let done = async || queue.view(Duration::ZERO).await.unwrap().depth == 0;
+        eventually(LONG, "all are done", done).await;
+        if shown {
+            assert_eq!(slow(), 1, "once");
+            assert!(queue.dead_letters(Some(&bot), 9).await.unwrap().is_empty());
+            let lost = lost().await;
+            assert!(lost <= lost_before, "{lost}");
+            break;
+        }
+    }
+    assert!(shown, "the machine was too slow in every one of {TRIES} tries");
     instance.stop().await;
 }
 
@@ -283,8 +302,8 @@ async fn missing_replicas_are_a_finding_with_a_remedy() {
     let server = primary();
     let settings = [("redis.wait_replicas", "2"), ("redis.wait_timeout", "\"50ms\"")];
     let _replica = server.replica().await;
-    let instance =
-        Instance::start(&config(&server, "few", &settings), Log::default().content()).await;
+    let config = config(&server, "few", &settings);
+    let instance = Instance::start_unready(&config, Log::default().content()).await;
     let client = instance.client();
     eventually(LONG, "it is found", async || {
         let found = client.get("/v1/problems").await.json();

@@ -299,7 +299,7 @@ async fn on_a_full_redis_a_process_with_a_new_pipeline_drains_the_others_and_say
 
     let settings = [("pipelines.lack-new.start", NEW)];
     let both = configs(&server, &["lack-old", "lack-new"], &settings);
-    let instance = Instance::start(&both, log.content()).await;
+    let instance = Instance::start_unready(&both, log.content()).await;
     let client = instance.client();
     eventually(LONG, "the old pipeline is drained", async || log.len() == 20).await;
     let mut said = client.get("/readyz").await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::support::cli::run_in;
-use crate::support::counter_fleet::{self, Stores, View, acknowledged};
+use crate::support::counter_fleet::{self, Node, Stores, Sums, View, acknowledged};
 use crate::support::http::{Client, Response};
 use crate::support::instance::Instance;
 use crate::support::recorder::Log;
@@ -119,6 +119,24 @@ async fn lines_are_imported_once_however_requests_are_repeated_and_cut() {
     let another = client.send("POST", path, &headers, rows(1, 2).as_bytes()).await;
     assert_eq!(another.json(), json!({ "imported": 1, "skipped": 0, "next": 2 }));
     rig.instance.stop().await;
+}
+
+#[tokio::test]
+async fn an_import_that_redis_interrupts_says_where_to_go_on() {
+    let stores = Stores::start(Persistence::Always);
+    let node = Node::start(&stores, &[]).await;
+    let client = node.client();
+    // The first line of the second write.
+    node.redis.swallow("ad-251", 1);
+    let answer = send(&client, "k", 1, &rows(1, 601)).await;
+    assert_eq!(answer.code, 200, "{answer:?}");
+    assert_eq!(answer.json(), json!({ "imported": 250, "skipped": 0, "next": 251 }));
+    let log = node.served.log();
+    assert!(log.contains("Redis interrupted an import"), "{log}");
+    let [imported, skipped, next] = import(&client, "k", 251, &rows(251, 601)).await;
+    assert_eq!((imported + skipped, next), (350, 601));
+    let sums: Sums = (1..601).map(|n| (("shop".to_owned(), format!("ad-{n}")), n)).collect();
+    eventually(LONG, "all totals are stored", async || stores.stored().await.0 == sums).await;
 }
 
 #[tokio::test]

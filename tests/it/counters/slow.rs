@@ -1,9 +1,9 @@
-//! Views of ads while MongoDB is slow: each write shrinks until MongoDB accepts it, and abandoned
-//! writes do not pile up in the server.
+//! Views of ads while MongoDB is slow: each write shrinks until MongoDB accepts it, abandoned writes do
+//! not pile up in the server, and totals are right meanwhile.
 
 use std::time::{Duration, Instant};
 
-use crate::support::counter_fleet::{Node, Stores, Sums, View};
+use crate::support::counter_fleet::{Node, Stores, Sums, View, total};
 use crate::support::interceptor::Interception;
 use crate::support::mongo_proxy::on;
 use crate::support::proxy::ProxyMode;
@@ -101,4 +101,38 @@ async fn a_write_that_is_given_up_on_is_waited_for_before_its_bot_writes_again()
     assert!(!again.catches(Duration::from_secs(2)).await, "a second write was sent");
     assert!(held.completes(LONG).await);
     stores.settles(&node.client(), &expected, LONG).await;
+}
+
+#[tokio::test]
+async fn a_total_is_right_while_a_part_of_the_queued_views_of_its_bot_is_written() {
+    let stores = Stores::start(Persistence::Always);
+    let node = Node::start(&stores, &[("pipelines.counters.batch", "2")]).await;
+    let client = node.client();
+    // Views from the bus do not cache the total, so it is the sum of the stored and the queued ones.
+    let first = View::new("bot", "ad", 7);
+    let ad = first.ad.clone();
+    stores.publish(&[first]).await;
+    let mut expected = Sums::from([(ad.clone(), 7)]);
+    stores.settles(&client, &expected, LONG).await;
+
+    assert_eq!(client.post("/v1/pipelines/counters/pause").await.code, 204);
+    let views: Vec<View> = (1..=5).map(|n| View::new("bot", "ad", n)).collect();
+    stores.publish(&views).await;
+    eventually(LONG, "all are queued", async || stores.depth().await == 5).await;
+    expected.insert(ad.clone(), 7 + 15);
+    // The first slice is written and leaves the queue. The write of the second one is held.
+    let held = node.mongo.intercept(on("update", "counters_totals"), 2, Interception::HoldCommand);
+    assert_eq!(client.post("/v1/pipelines/counters/resume").await.code, 204);
+    assert!(held.catches(LONG).await);
+    let depth = stores.depth().await;
+    assert!((1..5).contains(&depth), "{depth}");
+    let mut told = None;
+    eventually(LONG, "the total is known", async || {
+        told = total(&client, &ad).await;
+        told.is_some()
+    })
+    .await;
+    assert_eq!(told, Some(7 + 15));
+    assert!(held.completes(LONG).await);
+    stores.settles(&client, &expected, LONG).await;
 }

@@ -9,6 +9,7 @@ use crate::support::browser::{NONE, Page, button, css, field, link};
 use crate::support::config::config;
 use crate::support::http::{Client, Response};
 use crate::support::instance::Instance;
+use crate::support::proxy::Proxy;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::wait::eventually;
@@ -203,11 +204,21 @@ async fn a_first_event_is_published_with_a_form_and_followed() {
 async fn a_long_event_is_published_with_the_form() {
     let server = RedisServer::start(Options::default());
     let instance = start(&server, &[]).await;
-    // 150,000 characters of JSON. A quote or a comma takes three bytes.
-    let body = format!("type=a.b&bot=shop&data=[{}7]", "%22a%22%2C".repeat(37_500));
     let client = instance.client();
-    let answer = client.send("POST", "/publish", &[FORM, BROWSER], body.as_bytes()).await;
-    assert_eq!(answer.code, 303, "{}", text(&answer));
+    let page = text(&client.send("GET", "/publish", &[BROWSER], b"").await);
+    let (_, field) = page.split_once("<textarea").unwrap();
+    let (_, most) = field.split_once("maxlength=\"").unwrap();
+    let most: usize = most.split('"').next().unwrap().parse().unwrap();
+    for data in [
+        // 150,000 characters of JSON. A quote or a comma takes three bytes.
+        format!("[{}7]", "%22a%22%2C".repeat(37_500)),
+        // As many characters as the form takes, with nine bytes for each.
+        format!("%22{}%22", "%E6%BC%A2".repeat(most - 2)),
+    ] {
+        let body = format!("type=a.b&bot=shop&data={data}");
+        let answer = client.send("POST", "/publish", &[FORM, BROWSER], body.as_bytes()).await;
+        assert_eq!(answer.code, 303, "{}", text(&answer));
+    }
     instance.stop().await;
 }
 
@@ -217,6 +228,9 @@ async fn what_was_typed_stays_if_the_event_cannot_be_published() {
     let instance = start(&server, &[]).await;
     let client = instance.client();
     let body = b"type=typed.by.hand&bot=shop&data=%7B%22half%22%3A1%7D";
+    // From now on there is a connection.
+    let answer = client.send("POST", "/publish", &[FORM, BROWSER], body).await;
+    assert_eq!(answer.code, 303, "{}", text(&answer));
     server.sigstop();
     let answer = client.send("POST", "/publish", &[FORM, BROWSER], body).await;
     server.sigcont();
@@ -226,6 +240,41 @@ async fn what_was_typed_stays_if_the_event_cannot_be_published() {
         assert!(page.contains(kept), "{kept} is missing in {page}");
     }
     assert!(page.contains("id=\"publish-problem\"") && page.contains("Id of the event"), "{page}");
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn an_event_that_may_be_stored_keeps_its_id_if_its_form_is_sent_again() {
+    let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    let proxy = Proxy::start(server.tcp_addr()).await;
+    let config = config(&server, "test", &[("bus.dedup", "\"1h\"")]);
+    let log = Log::default();
+    let config = config.replace(&server.url(), &proxy.url());
+    let instance = Instance::start(&config, log.content()).await;
+    let client = instance.client();
+    let publish = async |data: u32, hidden: &str| {
+        let body = format!("type=a.b&bot=shop&data={data}{hidden}");
+        client.send("POST", "/publish", &[FORM, BROWSER], body.as_bytes()).await
+    };
+    // The event is on the bus, and its publisher does not learn it.
+    proxy.swallow("\r\nEXEC\r\n", 1);
+    let answer = publish(1, "").await;
+    assert_eq!(answer.code, 503, "{answer:?}");
+    let page = text(&answer);
+    let value = |name: &str| {
+        let field = page.split_once(&format!("name=\"{name}\" value=\""));
+        field.unwrap_or_else(|| panic!("{name}: {page}")).1.split('"').next().unwrap()
+    };
+    let (id, hidden) = (value("id"), format!("&id={}&of={}", value("id"), value("of")));
+    assert!(page.contains(&format!("Id of the event: {id}.")), "{page}");
+    let answer = publish(1, &hidden).await;
+    assert_eq!(answer.header("location"), Some(&*format!("/events/{id}?bot=shop")), "{answer:?}");
+    // Other data is another event.
+    let answer = publish(2, &hidden).await;
+    assert!(answer.header("location").is_some_and(|to| !to.contains(id)), "{answer:?}");
+    eventually(LONG, "the other one is handled", async || log.len() >= 2).await;
+    let ids = log.ids("test");
+    assert!(ids.len() == 2 && ids[0] == id && ids[1] != id, "{id}: {ids:?}");
     instance.stop().await;
 }
 

@@ -76,6 +76,9 @@ async fn every_problem_of_a_page_is_a_page_for_a_browser() {
         let headers = [("x-deadline-ms", ms)];
         explains(&client, ("GET", path), (&headers, b""), (504, said)).await;
     };
+    let soon = ("x-deadline-ms", "soon");
+    let said = "x-deadline-ms: write whole milliseconds";
+    explains(&client, ("GET", "/"), (&[soon], b""), (400, said)).await;
     late("0", "/", "nothing was done").await;
     server.sigstop();
     late("300", "/pipelines/test", "the deadline passed while the request ran").await;

@@ -148,7 +148,7 @@ fn templates() -> Vec<String> {
                 continue;
             };
             let handler = handler.split_once(".route(").map_or(handler, |(own, _)| own);
-            if handler.contains("get(") && !handler.contains("asset(") {
+            if handler.contains("routing::get(") && !handler.contains("asset(") {
                 found.push(path.to_owned());
             }
         }

@@ -23,6 +23,10 @@ use crate::support::wait::eventually;
 const LONG: Duration = Duration::from_secs(20);
 const ALL: &str = r#"scopes = ["publish", "read", "operate"]"#;
 const STRUCTURED: &str = "application/cloudevents+json";
+const HTML: &str = "text/html; charset=utf-8";
+const PROBLEM: &str = "application/problem+json";
+/// The confirmed form that drops all dead letters of a bot.
+const DROP_ALL: &[u8] = b"bot=shop-1&until=9999999999999";
 /// Events of each bot, in one answer of about 3 MB.
 const EVENTS: usize = 12;
 const EVENT_BYTES: usize = 250_000;
@@ -54,17 +58,26 @@ async fn lists_of_one_token_that_wait_for_their_turn_leave_room_for_other_reques
     assert_eq!(quiet.publish(STRUCTURED, event("other-1", "t", 0)).await.code, 202);
     far.set(Duration::from_millis(60));
     let page = "/pipelines/test/dead?bot=shop-1&reason=zzz";
-    for (path, kind) in [
-        (page, "text/html; charset=utf-8"),
-        ("/pipelines/test", "text/html; charset=utf-8"),
-        ("/bots?sort=depth", "text/html; charset=utf-8"),
-        ("/v1/pipelines/test/dead", "application/problem+json"),
-        ("/v1/events/nothing?bot=shop-1", "application/problem+json"),
+    let form = [("content-type", "application/x-www-form-urlencoded")];
+    for (method, path, kind) in [
+        ("GET", page, HTML),
+        ("GET", "/pipelines/test", HTML),
+        ("GET", "/bots?sort=depth", HTML),
+        ("GET", "/v1/pipelines/test/dead", PROBLEM),
+        ("GET", "/v1/events/nothing?bot=shop-1", PROBLEM),
+        ("GET", "/pipelines/test/dead/drop?bot=shop-1", HTML),
+        ("POST", "/pipelines/test/dead/drop", HTML),
+        ("POST", "/v1/pipelines/test/dead/redrive?bot=shop-1", PROBLEM),
     ] {
         let mut asking = JoinSet::new();
         for _ in 0..12 {
             let hostile = hostile.clone();
-            asking.spawn(async move { hostile.get(path).await });
+            asking.spawn(async move {
+                match (method, kind) {
+                    ("POST", HTML) => hostile.send(method, path, &form, DROP_ALL).await,
+                    _ => hostile.send(method, path, &[], b"").await,
+                }
+            });
         }
         let answers: Vec<Response> = asking.join_all().await;
         let refused: Vec<&Response> = answers.iter().filter(|one| one.code == 429).collect();
@@ -86,6 +99,41 @@ async fn lists_of_one_token_that_wait_for_their_turn_leave_room_for_other_reques
         let answer = quiet.publish(STRUCTURED, event("other-1", "t", number)).await;
         assert_eq!(answer.code, 202, "{answer:?}");
     }
+}
+
+#[tokio::test]
+async fn a_redrive_by_a_token_for_certain_bots_ends_soon_and_says_that_there_is_more() {
+    const LETTERS: usize = 300;
+    let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    let tokens = tenants();
+    let far = Distance::start(server.tcp_addr()).await;
+    let full = [
+        ("pipelines.test.max_queue", "1"),
+        ("pipelines.test.on_overflow", "\"dead\""),
+        ("pipelines.test.handler", "\"recorder\""),
+    ];
+    let letters = queue(&config(&server, "test", &full), "test").await;
+    let bot = BotId::parse("shop-1").unwrap();
+    letters.pause(Some(&bot)).await.unwrap();
+    let event = |number: usize| Event::builder("t", &bot).id(number.to_string()).build().unwrap();
+    let events: Vec<Event> = (0..=LETTERS).map(event).collect();
+    letters.push(&bot, &events, PushOptions::default()).await.unwrap();
+    let settings = settings(&server, &tokens).replace(&server.url(), &far.url());
+    let process = Served::start(&settings).await;
+    let client = Client::new(&process.http()).with_token(&text("shop"));
+    far.set(Duration::from_millis(300));
+    let path = "/v1/pipelines/test/dead/redrive?bot=shop-1";
+    let first = client.post(path).await.json();
+    let mut redriven = usize::try_from(first["redriven"].as_u64().unwrap()).unwrap();
+    assert!((1..LETTERS).contains(&redriven) && first["more"] == true, "{first}");
+    far.set(Duration::ZERO);
+    eventually(LONG, "the rest", async || {
+        let next = client.post(path).await.json();
+        redriven += usize::try_from(next["redriven"].as_u64().unwrap()).unwrap();
+        next.get("more").is_none()
+    })
+    .await;
+    assert_eq!(redriven, LETTERS);
 }
 
 /// Events in the queue of a paused bot.

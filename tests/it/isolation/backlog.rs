@@ -10,11 +10,14 @@ use crate::support::config::STREAM;
 use crate::support::http::{Client, Response};
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::Served;
+use crate::support::tokens::{Tokens, text};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(60);
 const BATCH: &str = "application/cloudevents-batch+json";
 const STRUCTURED: &str = "application/cloudevents+json";
+/// A slow machine may need several tries: a stop that lasts too long shows nothing.
+const TRIES: usize = 10;
 
 fn config(server: &RedisServer) -> String {
     format!(
@@ -53,43 +56,64 @@ async fn depth(client: &Client) -> u64 {
 
 #[tokio::test]
 async fn a_tenant_that_publishes_without_pause_has_few_uncopied_events_and_others_are_accepted() {
+    let tokens = Tokens::new(&[
+        ("root", r#"scopes = ["publish", "read"], bots = ["*"]"#),
+        ("hostile", r#"scopes = ["publish"], bots = ["hostile-*"]"#),
+        ("quiet", r#"scopes = ["publish"], bots = ["quiet"]"#),
+    ]);
     let server = RedisServer::start(Options::default());
-    let reader = Served::start_as(&config(&server), "ingest,work").await;
-    let publisher = Served::start_as(&config(&server), "http").await;
-    let client = Client::new(&publisher.http());
-    let first = publish(&client, &batch("hostile", 100), 1).await;
-    assert_eq!(first[0].code, 202, "{first:?}");
-    eventually(LONG, "it is handled", async || depth(&client).await == 0).await;
+    let config = format!("auth.tokens = {}\n{}", tokens.setting, config(&server));
+    let reader = Served::start_as(&config, "ingest,work").await;
+    // One bot, and then a token that spreads its events over many.
+    for (token, bots, sender) in [("root", 1, "bot \"hostile-0\""), ("hostile", 30, "this token")] {
+        let bodies: Vec<_> =
+            (0..30).map(|n| batch(&format!("hostile-{}", n % bots), 100)).collect();
+        let mut shown = false;
+        for _ in 0..TRIES {
+            let publisher = Served::start_as(&config, "http").await;
+            let by = |name: &str| Client::new(&publisher.http()).with_token(&text(name));
+            let first = by(token).publish(BATCH, &bodies[0]).await;
+            assert_eq!(first.code, 202, "{first:?}");
+            eventually(LONG, "it is handled", async || depth(&by("root")).await == 0).await;
 
-    // Copying stops for less time than after which requests would stop to wait.
-    let before = on_the_bus(&server).await;
-    let stopped = Instant::now();
-    reader.sigstop();
-    let body = batch("hostile", 100);
-    let hostile = join_all((0..30).map(|_| publish(&client, &body, 1)));
-    let others = async {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        let quiet = client.publish(STRUCTURED, event("quiet", "test", 1)).await;
-        let on_the_bus = on_the_bus(&server).await - before;
-        let stopped = stopped.elapsed();
-        reader.sigcont();
-        (quiet, on_the_bus, stopped)
-    };
-    let (hostile, (quiet, on_the_bus, stopped)) = futures_util::join!(hostile, others);
-    assert_eq!(quiet.code, 202, "{quiet:?}");
-    if stopped < Duration::from_millis(250) {
-        assert!(on_the_bus <= 1_001, "{on_the_bus} events after {stopped:?}");
+            // Copying stops for less time than after which requests would stop to wait.
+            let before = on_the_bus(&server).await;
+            let (client, stopped) = (by(token), Instant::now());
+            reader.sigstop();
+            let hostile = join_all(bodies.iter().map(|body| client.publish(BATCH, body)));
+            let others = async {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                let quiet = by("quiet").publish(STRUCTURED, event("quiet", "test", 1)).await;
+                let on_the_bus = on_the_bus(&server).await.saturating_sub(before);
+                let stopped = stopped.elapsed();
+                reader.sigcont();
+                (quiet, on_the_bus, stopped)
+            };
+            let (hostile, (quiet, on_the_bus, stopped)) = futures_util::join!(hostile, others);
+            assert_eq!(quiet.code, 202, "{quiet:?}");
+            refused_for_the_bus(&hostile, sender);
+            shown = stopped < Duration::from_millis(250);
+            if shown {
+                assert!(on_the_bus <= 700 + 1, "{sender}: {on_the_bus} events after {stopped:?}");
+                break;
+            }
+        }
+        assert!(shown, "{sender}: the machine was too slow in every one of {TRIES} tries");
     }
-    let refused: Vec<_> = hostile.iter().flatten().filter(|answer| answer.code != 202).collect();
-    assert!(!refused.is_empty(), "30 requests do not wait at once");
+    drop(reader);
+}
+
+/// Some answers are refusals, and all of these name the sender of the uncopied events.
+fn refused_for_the_bus(answers: &[Response], sender: &str) {
+    let refused: Vec<_> = answers.iter().filter(|answer| answer.code != 202).collect();
+    assert!(!refused.is_empty(), "{sender}: fewer than 30 requests wait");
     for refusal in refused {
         assert_eq!(refusal.code, 429, "{refusal:?}");
         assert_eq!(refusal.header("x-shed-reason"), Some("bus"), "{refusal:?}");
         assert!(refusal.header("retry-after").is_some(), "{refusal:?}");
-        let detail = refusal.json()["detail"].to_string();
-        assert!(detail.contains("events of bot \\\"hostile\\\" are on the bus"), "{detail}");
+        let detail = refusal.json()["detail"].as_str().unwrap().to_owned();
+        assert!(detail.contains(&format!("events of {sender} are on the bus")), "{detail}");
     }
-    drop((reader, publisher));
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config};
-use crate::support::http::{Client, metric};
+use crate::support::http::{Client, Response, metric};
 use crate::support::instance::Instance;
 use crate::support::notification_rig::{Rig, accept, bot, to};
 use crate::support::recorder::Log;
@@ -133,6 +133,39 @@ async fn the_notification_types_of_one_bot_leave_room_in_the_statistics() {
     instance.stop().await;
 }
 
+/// What a tenant sets for a bot, and every process keeps in memory.
+#[derive(Debug, Clone, Copy)]
+enum Marking {
+    Pause,
+    Weight,
+}
+
+impl Marking {
+    async fn mark(self, client: &Client, bot: &str) -> Response {
+        match self {
+            Self::Pause => client.post(&path(bot, "/pause")).await,
+            Self::Weight => set_weight(client, bot, "0.5").await,
+        }
+    }
+
+    async fn undo(self, client: &Client, bot: &str) -> Response {
+        match self {
+            Self::Pause => client.post(&path(bot, "/resume")).await,
+            Self::Weight => set_weight(client, bot, "1").await,
+        }
+    }
+}
+
+fn path(bot: &str, rest: &str) -> String {
+    format!("/v1/pipelines/test/bots/{bot}{rest}")
+}
+
+async fn set_weight(client: &Client, bot: &str, weight: &str) -> Response {
+    let (headers, body) =
+        ([("content-type", "application/json")], format!("{{\"weight\":{weight}}}"));
+    client.send("PUT", &path(bot, ""), &headers, body.as_bytes()).await
+}
+
 #[tokio::test]
 async fn a_tenant_marks_a_bounded_number_of_bots_and_no_other_tenant_is_refused() {
     const MAX: usize = 1_000;
@@ -151,27 +184,25 @@ async fn a_tenant_marks_a_bounded_number_of_bots_and_no_other_tenant_is_refused(
     let settings = config(&server, "test", &[("auth.tokens", &tokens)]);
     let instance = Instance::start(&settings, Log::default().content()).await;
     let client = |name: &str| instance.client().with_token(&format!("{name}-0123456789abcdef"));
-    let pause = async |client: &Client, bot: &str| {
-        client.post(&format!("/v1/pipelines/test/bots/{bot}/pause")).await
-    };
-    let mut pausing = JoinSet::new();
-    for start in 0..4 {
-        let shop = client("shop");
-        pausing.spawn(async move {
-            for number in (start..MAX).step_by(4) {
-                let path = format!("/v1/pipelines/test/bots/shop-{number}/pause");
-                let answer = shop.post(&path).await;
-                assert_eq!(answer.code, 204, "{number}: {}", answer.problem());
-            }
-        });
+    for marking in [Marking::Pause, Marking::Weight] {
+        let mut all = JoinSet::new();
+        for start in 0..4 {
+            let shop = client("shop");
+            all.spawn(async move {
+                for number in (start..MAX).step_by(4) {
+                    let answer = marking.mark(&shop, &format!("shop-{number}")).await;
+                    assert_eq!(answer.code, 204, "{number}: {}", answer.problem());
+                }
+            });
+        }
+        all.join_all().await;
+        let mark = async |name: &str, bot: &str| marking.mark(&client(name), bot).await;
+        let refused = mark("shop", "shop-more").await;
+        assert_eq!((refused.code, refused.problem().as_str()), (409, "too-many-bots"));
+        assert_eq!(mark("shop", "shop-7").await.code, 204, "{marking:?}: it is marked already");
+        assert_eq!(mark("other", "other-1").await.code, 204, "{marking:?}");
+        assert_eq!(mark("root", "shop-more").await.code, 204, "{marking:?}: an operator may");
+        assert_eq!(marking.undo(&client("shop"), "shop-7").await.code, 204, "{marking:?}");
     }
-    pausing.join_all().await;
-    let refused = pause(&client("shop"), "shop-more").await;
-    assert_eq!((refused.code, refused.problem().contains("too-many-bots")), (409, true));
-    assert_eq!(pause(&client("shop"), "shop-7").await.code, 204, "it is paused already");
-    assert_eq!(pause(&client("other"), "other-1").await.code, 204);
-    assert_eq!(pause(&client("root"), "shop-more").await.code, 204, "an operator may");
-    let resume = "/v1/pipelines/test/bots/shop-7/resume";
-    assert_eq!(client("shop").post(resume).await.code, 204);
     instance.stop().await;
 }

@@ -237,6 +237,29 @@ async fn requests_that_a_shared_host_does_not_answer_delay_no_other_bot() {
     quiet_is_served(&instance, &shared.url()).await;
 }
 
+/// Each look costs Redis about as much as an event.
+#[tokio::test]
+async fn notifications_that_wait_for_a_slow_host_are_rarely_looked_at() {
+    const WAITING: usize = 600;
+    let rig = Rig::new(&[]);
+    let instance = rig.start().await;
+    let tarpit = Receiver::start(async |_| std::future::pending::<Reply>().await).await;
+    let url = tarpit.url();
+    let hostile = accept_all(&instance, (0..WAITING).map(|_| url.clone())).await;
+    eventually(LONG, "it holds its places", async || tarpit.now() == 16).await;
+    let next_looks = async || {
+        let all = join_all(hostile.iter().map(|id| kept(&instance, *id))).await;
+        all.iter().map(|kept| kept.next_ms).collect::<Vec<_>>()
+    };
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let before = next_looks().await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let after = next_looks().await;
+    let looked_at = before.iter().zip(&after).filter(|(before, after)| before != after).count();
+    // Without turns, each would return within two seconds as long as no place is free.
+    assert!(looked_at < WAITING / 2, "{looked_at} of {WAITING} in 4 s");
+}
+
 #[tokio::test]
 async fn a_bot_that_uses_up_the_rate_of_a_host_delays_no_other_bot() {
     let rig = Rig::new(&[("notifications.host_rate", "20")]);

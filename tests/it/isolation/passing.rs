@@ -10,7 +10,7 @@ use fairlane::event::Event;
 use fairlane::id::BotId;
 use fairlane::notifications::record::{Duplicates, NewNotification, When};
 use fairlane::notifications::scripts::{Amended, Amendment};
-use fairlane::queue::{PushOptions, Queue};
+use fairlane::queue::{PushError, PushOptions, Queue};
 use fairlane::quotas::QuotaExceeded;
 use fairlane::redis::RedisError;
 use futures_util::{StreamExt as _, stream};
@@ -178,7 +178,10 @@ async fn fresh_keys_of_delayed_events_and_of_imports_are_bounded() {
     let push = async |of: &str, key: &str| {
         let event = Event::builder("test", &bot(of)).build().unwrap();
         let options = PushOptions { idempotency: Some((key, HOUR)), due: None };
-        queue.push(&bot(of), &[event], options).await
+        queue.push(&bot(of), &[event], options).await.map_err(|error| match error {
+            PushError::Redis(error) => error,
+            error => panic!("{error}"),
+        })
     };
     let import = async |of: &str, key: &str, number: u64| {
         let with = Replacement { total: 1, days: [].into(), forget: false };

@@ -6,10 +6,8 @@ use std::time::Duration;
 use fairlane::clock::{Clock as _, SystemClock};
 use fairlane::event::Event;
 use fairlane::id::BotId;
-use fairlane::queue::{Holdings, PushOptions, Queue};
+use fairlane::queue::{Holdings, PushError, PushOptions, Pushed, Queue, RedisError};
 use fairlane::quotas::QuotaExceeded;
-use fairlane::redis::RedisError;
-use fairlane::redis::scripts::Pushed;
 use serde_json::json;
 
 use crate::support::config::{SHARDS, configs};
@@ -41,7 +39,7 @@ async fn delay(
     of: &str,
     bytes: usize,
     key: Option<&str>,
-) -> Result<Pushed, RedisError> {
+) -> Result<Pushed, PushError> {
     let due = Some(SystemClock.now() + Duration::from_secs(YEAR));
     let idempotency = key.map(|key| (key, LONG));
     queue.push(&bot(of), &events(of, 1, bytes), PushOptions { idempotency, due }).await
@@ -56,9 +54,9 @@ async fn schedule(client: &Client, of: &str, bytes: usize) -> Response {
     client.send("POST", "/send_delayed", &headers, request.to_string().as_bytes()).await
 }
 
-fn refusal(result: Result<Pushed, RedisError>) -> QuotaExceeded {
+fn refusal(result: Result<Pushed, PushError>) -> QuotaExceeded {
     match result {
-        Err(RedisError::Quota(exceeded)) => exceeded,
+        Err(PushError::Redis(RedisError::Quota(exceeded))) => exceeded,
         other => panic!("{other:?}"),
     }
 }
@@ -420,5 +418,41 @@ async fn a_bot_that_fills_what_it_can_stops_no_other() {
             "{held} of {quota}: {of_p:?} {of_d:?} {notes:?}"
         );
     }
+    instance.stop().await;
+}
+
+/// A rule can emit large events with a short delay.
+#[tokio::test]
+async fn delayed_events_that_are_due_exceed_the_quota_of_a_queue_by_at_most_their_own() {
+    const EVENT: u64 = 60_000;
+    let server = RedisServer::start(Options::default());
+    let quota = MIB.to_string();
+    let settings = [("quotas.queued_bytes", &*quota), ("quotas.delayed_bytes", &*quota)];
+    let instance = start(&server, &settings).await;
+    let (queue, hog) = (instance.queue("p"), bot("hog"));
+    queue.pause(Some(&hog)).await.unwrap();
+    let delay = async || {
+        let options = PushOptions { due: Some(SystemClock.now()), ..PushOptions::default() };
+        let size = usize::try_from(EVENT).unwrap();
+        queue.push(&hog, &events("hog", 1, size), options).await
+    };
+    let mut refused = None;
+    for _ in 0..5 {
+        for _ in 0..MIB / EVENT {
+            refused = delay().await.err();
+        }
+        eventually(LONG, "all are due", async || {
+            queue.holdings(&hog).await.unwrap().delayed_events == 0
+        })
+        .await;
+    }
+    let held = queue.holdings(&hog).await.unwrap().queued_bytes;
+    assert!((MIB - 2 * EVENT..=2 * MIB).contains(&held), "{held}");
+    assert!(
+        matches!(&refused, Some(PushError::Redis(RedisError::Quota(exceeded))) if exceeded.name == "queued_bytes"),
+        "{refused:?}"
+    );
+    queue.purge(&hog).await.unwrap();
+    delay().await.unwrap();
     instance.stop().await;
 }

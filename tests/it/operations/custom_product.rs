@@ -61,12 +61,14 @@ async fn the_example_counts_events_for_both_instances_of_a_reload_and_forgets_qu
     let section = "[products.activity]\nforget_after_seconds = 3";
     let config = with_section(&server, section, &[("auth.tokens", &auth)]);
     let activity = Activity::default();
-    let (shutdown, mut running) = (Shutdown::new(), JoinSet::new());
+    let (mut stops, mut running) = (Vec::new(), JoinSet::new());
     let mut start = async || {
         let builder = App::builder(config.clone()).product(activity.clone());
         let app = Box::pin(builder.build()).await.unwrap();
         let (http, metrics) = (app.http_address().unwrap().unwrap(), app.metrics_address());
-        running.spawn(app.run(shutdown.clone()));
+        let shutdown = Shutdown::new();
+        stops.push(shutdown.soft.clone());
+        running.spawn(app.run(shutdown));
         let metrics = metrics.unwrap().to_string();
         until_ready(&metrics).await;
         (http.to_string(), metrics)
@@ -103,7 +105,9 @@ async fn the_example_counts_events_for_both_instances_of_a_reload_and_forgets_qu
     );
     assert_eq!(counted, Some(1.0), "its requests are counted as all others");
 
-    shutdown.soft.cancel();
+    for stop in stops {
+        stop.cancel();
+    }
     while let Some(ended) = running.join_next().await {
         ended.unwrap().unwrap();
     }

@@ -1,4 +1,4 @@
-//! The examples work as they promise. Each is tested where its interpreter is installed.
+//! The examples work as they promise. Each is tested where its interpreter is installed, as it is in CI.
 
 use std::process::{Command, Output};
 

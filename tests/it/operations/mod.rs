@@ -25,6 +25,7 @@ mod presence;
 mod private_mongo;
 mod receiver_command;
 mod reload;
+mod reload_requests;
 mod running;
 mod shell;
 mod status;

@@ -239,6 +239,18 @@ async fn a_server_that_hangs_is_waited_for_then_reported_and_killed_by_the_last_
     assert!(ended(pid));
 }
 
+/// The other process stops it later, as its last user.
+#[tokio::test]
+async fn a_server_that_another_process_starts_is_left_to_it_after_seconds() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mongo, _guard) = start(&dir).await;
+    let lock = fs::File::open(dir.path().join("mongodb/lock")).unwrap();
+    lock.lock().unwrap();
+    tokio::time::pause();
+    let stopping = tokio::time::timeout(Duration::from_secs(10), mongo.stop());
+    assert!(!stopping.await.expect("it does not wait for the start").unwrap());
+}
+
 /// What a pipeline lacks is found after the server has started, because products need it.
 #[tokio::test]
 async fn a_process_that_cannot_start_leaves_no_server_running() {
@@ -284,8 +296,12 @@ async fn a_process_whose_server_is_slow_does_not_run_without_it() {
 #[tokio::test]
 async fn a_process_runs_without_a_server_only_if_no_program_works() {
     let dir = tempfile::tempdir().unwrap();
+    let foreign = dir.path().join("foreign");
+    fs::write(&foreign, [0xfe; 64]).unwrap();
+    fs::set_permissions(&foreign, fs::Permissions::from_mode(0o755)).unwrap();
     let broken = script(&dir, "broken", "exit 3").program;
-    for program in [Path::new("no-such-mongod"), broken.as_path()] {
+    let below = broken.join("mongod");
+    for program in [Path::new("no-such-mongod"), &*below, &*foreign, &*broken] {
         let error = build(&dir, program).await;
         assert!(matches!(error, AppError::Handler { .. }), "{}: {error}", program.display());
     }
@@ -302,14 +318,14 @@ async fn a_process_runs_without_a_server_only_if_no_program_works() {
 #[tokio::test]
 async fn a_server_that_writes_to_its_log_is_waited_for_longer() {
     let dir = tempfile::tempdir().unwrap();
-    let text = "for n in 1 2 3 4 5 6 7 8 9 10; do echo $n; sleep 0.2; done; exec sleep 600";
-    let start_within = Duration::from_secs(1);
+    let text = "for n in $(seq 20); do echo $n; sleep 0.2; done; exec sleep 600";
+    let start_within = Duration::from_secs(3);
     let recovering = Options { start_within, ..script(&dir, "mongod", text) };
     let started = Instant::now();
     let error = refusal(dir.path(), recovering).await;
     let _guard = Guard(recorded(dir.path()).unwrap());
     assert!(matches!(error, PrivateMongoError::Silent { .. }), "{error}");
-    assert!(started.elapsed() > Duration::from_secs(2), "{:?}", started.elapsed());
+    assert!(started.elapsed() > Duration::from_secs(5), "{:?}", started.elapsed());
 }
 
 #[tokio::test]

@@ -35,7 +35,12 @@ async fn slow_receiver() -> Receiver {
     .await
 }
 
-fn config(server: &RedisServer, receiver: &Receiver, pipelines: &[&str], batch: u32) -> String {
+pub(super) fn config(
+    server: &RedisServer,
+    receiver: &Receiver,
+    pipelines: &[&str],
+    batch: u32,
+) -> String {
     let url = format!("{:?}", receiver.url());
     let mut settings = Vec::new();
     for name in pipelines {

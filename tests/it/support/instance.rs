@@ -46,6 +46,17 @@ impl Instance {
         config: &str,
         handler: impl Handler,
     ) -> Self {
+        let instance = Self::begin(clock, roles, config, handler).await;
+        until_ready(&instance.address.to_string()).await;
+        instance
+    }
+
+    /// Starts an instance that may not become ready, or late.
+    pub(crate) async fn start_unready(config: &str, handler: impl Handler) -> Self {
+        Self::begin(Arc::new(SystemClock), Roles::ALL, config, handler).await
+    }
+
+    async fn begin(clock: SharedClock, roles: Roles, config: &str, handler: impl Handler) -> Self {
         let config = Config::from_toml(config, "the test").unwrap();
         let names: Vec<PipelineName> = config.pipelines.keys().cloned().collect();
         let app = App::builder(config).clock(clock).roles(roles).handler("recorder", handler);
@@ -57,9 +68,7 @@ impl Instance {
         let shutdown = Shutdown::new();
         let mut running = JoinSet::new();
         running.spawn(app.run(shutdown.clone()));
-        let instance = Self { address, http, queues, notifications, shutdown, running };
-        until_ready(&instance.address.to_string()).await;
-        instance
+        Self { address, http, queues, notifications, shutdown, running }
     }
 
     pub(crate) fn queue(&self, pipeline: &str) -> &Queue {

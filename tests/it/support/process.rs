@@ -37,6 +37,8 @@ impl WorkerProcess {
             .args(["--exact", "support::process::entry", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .envs(env.iter().map(|(name, value)| (name, value)))
+            // It must not find the fairlane.toml of a developer.
+            .current_dir(directory.path())
             // The test never writes to this pipe. Its end tells the worker that the test is gone.
             .stdin(Stdio::piped())
             .stderr(errors(&output))

@@ -17,6 +17,8 @@ const ALL: &str = "ingest,work,http,schedule";
 /// How a process ends if Redis is unavailable at its start, and how often it is started then.
 const UNAVAILABLE: i32 = 69;
 const STARTS: u32 = 4;
+/// How long such a start waits until the process is ready.
+const READY_SOON: Duration = Duration::from_secs(2);
 
 /// Killed when it is dropped.
 #[derive(Debug)]
@@ -51,17 +53,26 @@ impl Served {
             println!("Redis was unavailable at a start:\n{}", served.log());
             served = Self::spawn(config, ALL);
         }
-        served.running().await
+        let served = served.runs().await;
+        let metrics = served.metrics();
+        // Further faults may keep it from becoming ready.
+        let _ = tokio::time::timeout(READY_SOON, until_ready(&metrics)).await;
+        served
     }
 
-    async fn running(mut self) -> Self {
+    async fn running(self) -> Self {
+        let served = self.runs().await;
+        until_ready(&served.metrics()).await;
+        served
+    }
+
+    async fn runs(mut self) -> Self {
         eventually(START, "fairlane runs", async || {
             let ended = self.child.try_wait().unwrap();
             assert!(ended.is_none(), "fairlane ended before it was running:\n{}", self.log());
             self.log().contains("fairlane is running")
         })
         .await;
-        until_ready(&self.metrics()).await;
         self
     }
 

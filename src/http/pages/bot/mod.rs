@@ -44,8 +44,9 @@ use crate::queue::{BotView, DeadOfBot, Holdings, LaneAside, LastFailure};
 use crate::rate::Weight;
 use crate::redis::RedisError;
 
-/// Number of pipelines that are looked at concurrently.
-const CONCURRENT: usize = 4;
+/// Number of pipelines that are looked at concurrently, each with up to four calls: together they use the
+/// connections of the pool once.
+const CONCURRENT: usize = 2;
 /// Number of next events shown per queue.
 const NEXT: usize = 5;
 /// Number of attempts shown per queue.

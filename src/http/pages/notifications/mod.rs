@@ -13,11 +13,11 @@ use maud::{Markup, html};
 use serde::Deserialize;
 
 use super::super::Api;
-use super::super::acting;
 use super::super::auth::Caller;
+use super::super::dead::LetterPath;
 use super::super::extract::{Path, Query};
 use super::super::notifications::stats::{By, Row, tallies};
-use super::super::problem::{Kind, Problem};
+use super::super::problem::Problem;
 use super::{Refusal, grouped, page, place, spoken};
 use crate::clock::{millis, rfc3339};
 use crate::config::Scope;
@@ -27,7 +27,6 @@ use crate::notifications::record::Kept;
 use crate::outbound::breakers::Breaker;
 use crate::presence;
 use crate::queue::{LetterOfBot, Queue};
-use crate::trail::Action;
 
 /// Number of dead letters on the page.
 const LETTERS: usize = 20;
@@ -105,17 +104,8 @@ pub(super) async fn redrive(
     caller: Caller,
     Path(id): Path<LetterId>,
 ) -> Result<Redirect, Refusal> {
-    let queue = queue(&api)?;
-    let gone =
-        || Problem::new(Kind::NoDeadLetter, format!("there is no dead letter {id} any more"));
-    let letter = queue.dead_letter(id).await?.filter(|letter| caller.covers(&letter.bot));
-    let letter = letter.ok_or_else(gone)?;
-    let work = async {
-        let redriven = queue.redrive(&letter.bot, id).await?;
-        redriven.then_some(()).ok_or_else(gone)
-    };
-    let action = Action::new("redrive").in_pipeline(queue.name()).of_bot(Some(&letter.bot));
-    api.act(&caller, action.target(id), work, acting::done).await?;
+    let pipeline = queue(&api)?.name().clone();
+    LetterPath { pipeline, id }.redrive(&api, &caller).await?;
     Ok(Redirect::to("/notifications#dead"))
 }
 

@@ -46,7 +46,7 @@ async fn a_process_starts_and_reads_the_partitions_whose_brokers_answer() {
         put(partition, "1").await;
     }
     mock.broker_round_trip_time(2, FOREVER).unwrap();
-    let instance = Instance::start(&config, log.content()).await;
+    let instance = Instance::start_unready(&config, log.content()).await;
     handled(5).await;
     put(0, "2").await;
     handled(6).await;
@@ -74,7 +74,7 @@ async fn a_new_pipeline_whose_bus_does_not_answer_is_named_until_it_has_a_start(
     let settings = [("bus.streams", "[]"), ("bus.sources", &*sources)];
     let config = config(&server, "fresh", &settings);
     bus.sigstop();
-    let instance = Instance::start(&config, log.content()).await;
+    let instance = Instance::start_unready(&config, log.content()).await;
     let address = instance.address.to_string();
     let ready = async |address: &str| {
         let mut body = String::new();
@@ -99,7 +99,7 @@ async fn a_new_pipeline_whose_bus_does_not_answer_is_named_until_it_has_a_start(
     instance.stop().await;
     // A pipeline that has one needs no bus to be ready.
     bus.sigstop();
-    let instance = Instance::start(&config, log.content()).await;
+    let instance = Instance::start_unready(&config, log.content()).await;
     let body = ready(&instance.address.to_string()).await;
     bus.sigcont();
     assert!(body.contains("\"ready\""), "{body}");

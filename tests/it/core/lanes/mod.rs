@@ -1,10 +1,11 @@
 //! Ordering keys: the events of a bot with the same key are handled in order, and others go on.
 
+mod faults;
 mod push;
 mod share;
 mod shown;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -28,10 +29,6 @@ use crate::support::wait::eventually;
 const LONG: Duration = Duration::from_secs(60);
 /// Gives each last digit of an id a key of its own.
 const BY_DIGIT: &str = "\"event.id.endsWith('0') ? '0' : event.id.endsWith('1') ? '1' : event.id.endsWith('2') ? '2' : event.id.endsWith('3') ? '3' : event.id.endsWith('4') ? '4' : 'other'\"";
-
-fn key(event: u32) -> u32 {
-    (event % 10).min(5)
-}
 
 fn event(bot: &str, subject: &str, id: usize) -> String {
     serde_json::json!({
@@ -62,83 +59,6 @@ fn trying(fails: impl Fn(&Event) -> bool + Send + Sync + 'static) -> (Tried, imp
 
 fn ids(tried: &Tried) -> Vec<String> {
     tried.lock().unwrap().clone()
-}
-
-/// What happened to one event.
-#[derive(Debug, Default)]
-struct Handlings {
-    /// When a handling was done for the first time, us.
-    done: Option<u64>,
-    /// The start and the fence of each handling.
-    started: Vec<(u64, u64)>,
-    /// When it was first committed, and under which fence.
-    committed: Option<(u64, u64)>,
-}
-
-/// Judges a run of a fleet: every event is done, per bot and key in order, and none is handled after its
-/// completion. Returns the number of handlings.
-fn judge(fleet: &Fleet, bots: usize, each: u32) -> usize {
-    let mut all: BTreeMap<(String, u32), Handlings> = BTreeMap::new();
-    let mut count = 0;
-    fleet.records(|record| match record {
-        Record::Handled { bot, event, fence, started, ended, outcome, .. } => {
-            count += 1;
-            let seen = all.entry(((*bot).to_owned(), *event)).or_default();
-            seen.started.push((*started, *fence));
-            if *outcome == Outcome::Done {
-                seen.done = Some(seen.done.map_or(*ended, |first| first.min(*ended)));
-            }
-        }
-        Record::Committed { bot, events, fence, at, .. } => {
-            for event in events.iter() {
-                let seen = all.entry(((*bot).to_owned(), *event)).or_default();
-                if seen.committed.is_none_or(|(first, _)| *at < first) {
-                    seen.committed = Some((*at, *fence));
-                }
-            }
-        }
-        Record::Sent { .. } => {}
-    });
-    assert_eq!(all.len(), bots * each as usize, "every event was handled");
-    let mut last: BTreeMap<(&str, u32), (u32, u64)> = BTreeMap::new();
-    for ((bot, event), seen) in &all {
-        let done = seen.done.unwrap_or_else(|| panic!("{bot} {event} was never done"));
-        let first = seen.started.iter().map(|(at, _)| *at).min().unwrap();
-        if let Some((before, done)) = last.insert((bot, key(*event)), (*event, done)) {
-            assert!(done <= first, "{bot}: {event} was handled before {before} was done");
-        }
-        if let Some((at, fence)) = seen.committed {
-            let late = seen.started.iter().find(|(started, by)| *started > at && *by >= fence);
-            assert_eq!(late, None, "{bot} {event} was handled after its completion");
-        }
-    }
-    count
-}
-
-#[tokio::test]
-async fn each_key_keeps_its_order_although_events_fail_and_processes_are_killed_and_frozen() {
-    let settings = [
-        ("pipelines.test.order_by", BY_DIGIT),
-        ("pipelines.test.concurrency", "4"),
-        ("pipelines.test.max_attempts", "1000"),
-        ("pipelines.test.lease_ttl", "\"1s\""),
-    ];
-    let (bots, each) = (6, 150);
-    let mut fleet = Fleet::new(Options::default(), bots, &settings);
-    fleet.behaviour.fail_percent = 10;
-    fleet.behaviour.delay = Duration::from_millis(1);
-    fleet.start(3).await;
-    fleet.publish(each / 2).await;
-    fleet.settles(bots * 20, LONG).await;
-    fleet.workers[0].kill9();
-    fleet.workers[1].sigstop();
-    fleet.publish(each - each / 2).await;
-    fleet.settles(bots * 60, LONG).await;
-    fleet.workers[1].sigcont();
-    fleet.restart(0).await;
-    fleet.drains(LONG).await;
-    let handlings = judge(&fleet, bots, each);
-    assert!(handlings > bots * each as usize, "some failed: {handlings}");
 }
 
 #[tokio::test]

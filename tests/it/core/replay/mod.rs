@@ -407,6 +407,31 @@ async fn an_interrupted_replay_names_its_id_and_a_call_with_it_puts_each_event_o
 }
 
 #[tokio::test]
+async fn a_replay_that_redis_does_not_answer_names_its_id_before_the_deadline_of_its_request() {
+    let rig = Rig::new(&[("pipelines.other.enabled", "false")]);
+    let proxy = Proxy::start(rig.server.tcp_addr()).await;
+    let config = rig.config.replace(&rig.server.url(), &proxy.url());
+    let instance = Instance::start(&config, rig.handler()).await;
+    add(&rig.server, STREAM, &mixed(&["a"], 0..20)).await;
+    rig.got(20).await;
+    let client = instance.client();
+    let put = proxy.intercept(holds(["}:replay:"]), 1, Interception::HoldReply);
+    let (path, headers) = ("/v1/pipelines/work/replay", [JSON, ("x-deadline-ms", "2000")]);
+    let answer = client.send("POST", path, &headers, br#"{"from":"1h ago"}"#).await;
+    assert_eq!((answer.code, answer.problem().as_str()), (503, "unavailable"), "{answer:?}");
+    let detail = answer.json()["detail"].as_str().unwrap().to_owned();
+    assert!(detail.starts_with("this call began to put events of replay "), "{detail}");
+    let (_, id) = detail.split_once("\"id\":\"").expect("it names the id");
+    put.release();
+    let id = id.split('"').next().unwrap();
+    let (code, told) = replay(&client, &json!({ "id": id })).await;
+    assert_eq!((code, &told["done"]), (200, &json!(true)), "{told}");
+    rig.got(40).await;
+    assert_eq!(rig.ids("a", true), ids(0..20));
+    instance.stop().await;
+}
+
+#[tokio::test]
 async fn over_http_a_client_loops_and_a_repeated_call_puts_nothing_twice() {
     let all = r#"scopes = ["publish", "read", "operate"]"#;
     let tokens = Tokens::new(&[

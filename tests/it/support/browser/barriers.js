@@ -75,8 +75,9 @@
   // Without its border, a field cannot be told from the page.
   for (const element of all("input:not([type=checkbox], [type=radio]), select, textarea")) {
     if (element.closest(":disabled") || !drawn(element)) continue;
-    const border = getComputedStyle(element).borderTopColor;
-    compare(element, "a border with a contrast", border, behind(element.parentElement), 3);
+    const { borderTopStyle, borderTopWidth, borderTopColor } = getComputedStyle(element);
+    if (borderTopStyle === "none" || borderTopWidth === "0px") found.push(`${named(element)} has no border`);
+    else compare(element, "a border with a contrast", borderTopColor, behind(element.parentElement), 3);
   }
   return found;
 })()

@@ -66,7 +66,7 @@ async fn accessibility_barriers_are_found() {
         (
             "/bad",
             "<h1>A</h1><h1>B</h1><h3 id=x>C</h3><p id=x style='color:#999;background:#fff'>pale</p>\
-             <button></button><input style='border:1px solid #999'><img src='data:,'>\
+             <button></button><input style='border:1px solid #999'><input style='border:0'><img src='data:,'>\
              <svg role=img></svg><a href=/>named</a>\
              <table><tr><th>head</table><p tabindex=1 style='width:2000px'>wide</p>",
         ),
@@ -85,6 +85,7 @@ async fn accessibility_barriers_are_found() {
         "the id x is there twice",
         "<p> \"pale\" has a contrast of 2.8 instead of 4.5",
         "<input> \"\" has a border with a contrast of 2.8 instead of 3",
+        "<input> \"\" has no border",
         "a button has no name",
         "a textbox has no name",
         "<th> \"head\" has no scope",

@@ -40,7 +40,8 @@ impl Notes {
         let records: Vec<String> = redis.keys(format!("{}n:*", keys.prefix())).unwrap();
         for record in records {
             let fields: BTreeMap<String, String> = redis.hgetall(record).unwrap();
-            if !ENDED.contains(&&*fields["state"]) {
+            // An ended one may have expired meanwhile.
+            if fields.get("state").is_some_and(|state| !ENDED.contains(&&**state)) {
                 add("n", &fields["bot"], 1);
                 add("N", &fields["bot"], fields["held"].parse().unwrap());
             }

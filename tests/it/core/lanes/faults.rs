@@ -1,0 +1,140 @@
+//! Ordering keys while events fail, and processes are killed and frozen.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use fairlane::clock::{Clock as _, SystemClock, micros};
+
+use super::{BY_DIGIT, LONG};
+use crate::support::fleet::Fleet;
+use crate::support::history::{Outcome, Record};
+use crate::support::redis::Options;
+use crate::support::wait::eventually;
+
+/// `lease_ttl` of the test.
+const TTL: Duration = Duration::from_secs(1);
+/// Number of events of each bot in a round.
+const EACH: u32 = 150;
+const ROUNDS: u32 = 5;
+
+fn now() -> u64 {
+    micros(SystemClock.now())
+}
+
+fn key(event: u32) -> u32 {
+    (event % 10).min(5)
+}
+
+/// What happened to one event.
+#[derive(Debug, Default)]
+struct Handlings {
+    /// When a handling was done for the first time, us.
+    done: Option<u64>,
+    /// The start and the fence of each handling.
+    started: Vec<(u64, u64)>,
+    /// When it was first committed, and under which fence.
+    committed: Option<(u64, u64)>,
+}
+
+/// Judges a run of a fleet: every event is done, per bot and key in order, and none is handled after its
+/// completion. Returns the number of handlings.
+fn judge(fleet: &Fleet, bots: usize, each: u32) -> usize {
+    let mut all: BTreeMap<(String, u32), Handlings> = BTreeMap::new();
+    let mut count = 0;
+    fleet.records(|record| match record {
+        Record::Handled { bot, event, fence, started, ended, outcome, .. } => {
+            count += 1;
+            let seen = all.entry(((*bot).to_owned(), *event)).or_default();
+            seen.started.push((*started, *fence));
+            if *outcome == Outcome::Done {
+                seen.done = Some(seen.done.map_or(*ended, |first| first.min(*ended)));
+            }
+        }
+        Record::Committed { bot, events, fence, at, .. } => {
+            for event in events.iter() {
+                let seen = all.entry(((*bot).to_owned(), *event)).or_default();
+                if seen.committed.is_none_or(|(first, _)| *at < first) {
+                    seen.committed = Some((*at, *fence));
+                }
+            }
+        }
+        Record::Sent { .. } => {}
+    });
+    assert_eq!(all.len(), bots * each as usize, "every event was handled");
+    let mut last: BTreeMap<(&str, u32), (u32, u64)> = BTreeMap::new();
+    for ((bot, event), seen) in &all {
+        let done = seen.done.unwrap_or_else(|| panic!("{bot} {event} was never done"));
+        let first = seen.started.iter().map(|(at, _)| *at).min().unwrap();
+        if let Some((before, done)) = last.insert((bot, key(*event)), (*event, done)) {
+            assert!(done <= first, "{bot}: {event} was handled before {before} was done");
+        }
+        if let Some((at, fence)) = seen.committed {
+            let late = seen.started.iter().find(|(started, by)| *started > at && *by >= fence);
+            assert_eq!(late, None, "{bot} {event} was handled after its completion");
+        }
+    }
+    count
+}
+
+/// Whether other processes handled events again that one had done by this time, in us: it had not
+/// completed them when it was killed or lost its leases.
+fn others_repeat(fleet: &Fleet, one: u32, by: u64) -> bool {
+    let mut done = BTreeSet::new();
+    fleet.records(|record| {
+        if let Record::Handled { bot, event, ended, outcome: Outcome::Done, process, .. } = *record
+            && process == one
+            && ended <= by
+        {
+            done.insert((bot.to_owned(), event));
+        }
+    });
+    let mut again = false;
+    fleet.records(|record| {
+        if let Record::Handled { bot, event, started, process, .. } = *record {
+            again |= process != one && started > by && done.contains(&(bot.to_owned(), event));
+        }
+    });
+    again
+}
+
+#[tokio::test]
+async fn each_key_keeps_its_order_although_events_fail_and_processes_are_killed_and_frozen() {
+    let settings = [
+        ("pipelines.test.order_by", BY_DIGIT),
+        ("pipelines.test.concurrency", "4"),
+        ("pipelines.test.max_attempts", "1000"),
+        ("pipelines.test.lease_ttl", "\"1s\""),
+    ];
+    let bots = 6;
+    let mut fleet = Fleet::new(Options::default(), bots, &settings);
+    fleet.behaviour.fail_percent = 10;
+    fleet.behaviour.delay = Duration::from_millis(1);
+    fleet.start(3).await;
+    let (mut rounds, mut kill_hit, mut freeze_hit) = (0, false, false);
+    // A process may have no slice when it is killed or frozen.
+    while !(kill_hit && freeze_hit) {
+        rounds += 1;
+        assert!(rounds <= ROUNDS, "hit a slice: kill {kill_hit}, freeze {freeze_hit}");
+        let before = fleet.publisher.total();
+        fleet.publish(EACH / 2).await;
+        fleet.settles(before + bots * 20, LONG).await;
+        fleet.workers[0].kill9();
+        let killed = now();
+        fleet.workers[1].sigstop();
+        let frozen = now();
+        fleet.publish(EACH / 2).await;
+        fleet.settles(before + bots * 60, LONG).await;
+        let until = frozen + micros(2 * TTL);
+        eventually(LONG, "its leases have run out", async || now() > until).await;
+        fleet.workers[1].sigcont();
+        fleet.restart(0).await;
+        fleet.drains(LONG).await;
+        // The first three processes have the numbers 1 to 3, and each restart has the next one.
+        let victim = if rounds == 1 { 1 } else { 2 + rounds };
+        kill_hit |= others_repeat(&fleet, victim, killed);
+        freeze_hit |= others_repeat(&fleet, 2, frozen);
+    }
+    let each = rounds * EACH;
+    let handlings = judge(&fleet, bots, each);
+    assert!(handlings > bots * each as usize, "some failed: {handlings}");
+}
