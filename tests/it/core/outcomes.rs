@@ -394,6 +394,7 @@ async fn many_expired_events_of_a_bot_with_ordering_keys_become_dead_letters_in_
     let server = RedisServer::start(Options::default());
     let settings = [
         ("pipelines.lanes.batch", "5000"),
+        ("pipelines.lanes.slice_time", "\"1s\""),
         ("pipelines.lanes.order_by", "\"subject\""),
         ("quotas.dead_letters", "0"),
     ];

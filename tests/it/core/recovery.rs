@@ -206,13 +206,16 @@ async fn after_the_reading_process_is_killed_another_reads_the_bus_soon() {
 #[tokio::test]
 async fn on_a_full_redis_an_idle_process_looks_at_its_queues_as_rarely_as_otherwise() {
     let server = RedisServer::start(Options::default());
-    let config = config(&server, "rarely", &[]);
-    // A full server refuses what the first start writes.
-    Instance::start(&config, Log::default().content()).await.stop().await;
+    let config = config(&server, "rarely", &[("pipelines.rarely.handler", "\"log\"")]);
+    // A full server refuses what the first start writes. Both are processes of their own: after a scrape
+    // of the metrics, every instance of a process looks for problems.
+    let mut first = Served::start(&config).await;
+    first.sigterm();
+    eventually(LONG, "it stops", async || !first.is_running()).await;
     server.ask(&["CONFIG", "SET", "maxmemory", "1"]).await;
     server.ask(&["CONFIG", "RESETSTAT"]).await;
 
-    let instance = Instance::start(&config, Log::default().content()).await;
+    let served = Served::start(&config).await;
     // A look at the queues runs this command once per shard, and nothing else runs it.
     let looks = async || server.calls("hlen").await / u64::from(SHARDS);
     eventually(LONG, "it looks at its queues", async || looks().await > 0).await;
@@ -221,7 +224,7 @@ async fn on_a_full_redis_an_idle_process_looks_at_its_queues_as_rarely_as_otherw
     tokio::time::sleep(Duration::from_secs(10)).await;
     let more = looks().await - before;
     assert!(more <= 2, "{more} looks in ten seconds without an event");
-    instance.stop().await;
+    drop(served);
 }
 
 /// Redis runs the renewal when it wakes, although its worker has given up. The lease would then last for

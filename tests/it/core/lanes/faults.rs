@@ -15,7 +15,7 @@ use crate::support::wait::eventually;
 const TTL: Duration = Duration::from_secs(1);
 /// Number of events of each bot in a round.
 const EACH: u32 = 150;
-const ROUNDS: u32 = 5;
+const ROUNDS: u32 = 20;
 
 fn now() -> u64 {
     micros(SystemClock.now())
