@@ -200,12 +200,12 @@ impl Shape {
         // The sum of two lists is as long as both together.
         let longest = (size.longest + self.longest as u64) * (1 + self.additions as u64);
         let copied = self.copies.by_power(|names| sizes.volume_of(names));
-        let (mut steps, mut copies, mut times) = (0_u64, 0_u64, 1_u64);
+        let (mut steps, mut units, mut times) = (0_u64, 0_u64, 1_u64);
         for (nodes, volume) in self.nodes.into_iter().zip(copied) {
             steps = steps.saturating_add(nodes.saturating_mul(times));
-            copies = copies.saturating_add(volume.saturating_mul(times));
+            units = units.saturating_add(volume.saturating_mul(times));
             times = times.saturating_mul(longest.max(1));
         }
-        steps.saturating_mul(1 + size.bytes / BYTES_OF_A_STEP).saturating_add(copies)
+        steps.saturating_mul(1 + size.bytes / BYTES_OF_A_STEP).saturating_add(units)
     }
 }

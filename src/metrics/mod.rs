@@ -114,7 +114,7 @@ table! {
     AUTOMATION_ACTIONS "automation_actions_total" Counter "Actions caused by rules, by action";
     AUTOMATION_ERRORS "automation_errors_total" Counter "Filters that failed, actions that cannot be done, events that cannot be applied to a profile";
     AUTOMATION_DOUBTFUL "automation_doubtful_total" Counter "Events copied while the index of rules was stale";
-    NOTIFICATIONS "notifications_total" Counter "Notifications by type (the first 50; else other) and outcome: received, retried, or the end: sent, refused, throttled, expired, dead, cancelled";
+    NOTIFICATIONS "notifications_total" Counter "Notifications by type (the first 50; else other) and outcome: received, retried, or the end: sent, refused, throttled, expired, dead, cancelled. gone: it was due and had no record";
     NOTIFICATIONS_LATENESS "notifications_lateness_seconds" Seconds "Time from the due time of a notification to its first send";
     NOTIFICATIONS_DUE "notifications_due" Gauge "Notifications with a due time: scheduled, waiting, to be retried, in flight";
     NOTIFICATIONS_OVERDUE "notifications_overdue_seconds" Gauge "How long the first due notification has been overdue, including its time in a queue; without those that wait for their host";

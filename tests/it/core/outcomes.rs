@@ -417,7 +417,8 @@ async fn many_expired_events_of_a_bot_with_ordering_keys_become_dead_letters_in_
             (0..DEAD).map(|id| event(&bot, "2000-01-01T00:00:00Z", id)).collect();
         let most = all_die(&server, instance.queue("lanes"), &bot, &events).await;
         assert!(most < 2_100, "{most}");
-        shown = most >= 2_000;
+        // The log shows some of them itself, and counts only the others.
+        shown = most >= 1_900;
         if shown {
             break;
         }

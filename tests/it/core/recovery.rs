@@ -215,7 +215,7 @@ async fn on_a_full_redis_an_idle_process_looks_at_its_queues_as_rarely_as_otherw
     server.ask(&["CONFIG", "SET", "maxmemory", "1"]).await;
     server.ask(&["CONFIG", "RESETSTAT"]).await;
 
-    let served = Served::start(&config).await;
+    let second = Served::start(&config).await;
     // A look at the queues runs this command once per shard, and nothing else runs it.
     let looks = async || server.calls("hlen").await / u64::from(SHARDS);
     eventually(LONG, "it looks at its queues", async || looks().await > 0).await;
@@ -224,7 +224,7 @@ async fn on_a_full_redis_an_idle_process_looks_at_its_queues_as_rarely_as_otherw
     tokio::time::sleep(Duration::from_secs(10)).await;
     let more = looks().await - before;
     assert!(more <= 2, "{more} looks in ten seconds without an event");
-    drop(served);
+    drop(second);
 }
 
 /// Redis runs the renewal when it wakes, although its worker has given up. The lease would then last for
