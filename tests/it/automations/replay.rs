@@ -59,9 +59,10 @@ async fn a_corrected_rule_acts_on_replayed_events_once_each() {
     rig.put("shop", "tell", &rule("right")).await;
     let path = "/v1/pipelines/automations/replay";
     let headers = [("content-type", "application/json")];
-    let body = json!({ "from": "1h ago", "types": ["order.*"], "id": "corrected" }).to_string();
-    // The second call repeats the first.
-    for put in [3, 0] {
+    let first = json!({ "from": "1h ago", "types": ["order.*"], "id": "corrected" });
+    // The second call continues the same replay.
+    for (body, put) in [(first, 3), (json!({ "id": "corrected" }), 0)] {
+        let body = body.to_string();
         let answer = rig.client.send("POST", path, &headers, body.as_bytes()).await;
         assert_eq!((answer.code, &answer.json()["put"]), (200, &json!(put)), "{answer:?}");
     }
