@@ -6,13 +6,13 @@ use super::count::ProfileCounts;
 use super::effects::Effects;
 use super::handler::AutomationHandler;
 use super::stats::{self, RuleNotes};
-use super::subscribers::deleted;
 use super::{Automations, Editor, RulesEar, watch};
 use crate::bus::Published;
 use crate::bus::backlog::Backlog;
 use crate::counters::{self, Counters};
 use crate::fanout::Interest;
 use crate::mongo::client::Mongo;
+use crate::mongo::indexes;
 use crate::notifications::Notifications;
 use crate::pressure::Pressure;
 use crate::product::{Listener, Offering, Part, Seat, Services, SharedHandler};
@@ -81,7 +81,14 @@ impl Part for AutomationPart {
         if Self::keeps_up(seat) {
             let (automations, shutdown) = (self.automations.clone(), seat.shutdown.clone());
             let subscribers = automations.subscribers().clone();
-            seat.shutdown.spawn(deleted::prepare(subscribers, shutdown.clone()));
+            seat.shutdown.spawn(indexes::prepare(
+                "deleted profiles",
+                shutdown.clone(),
+                move || {
+                    let subscribers = subscribers.clone();
+                    async move { subscribers.prepare().await }
+                },
+            ));
             seat.shutdown.spawn(watch::run(automations, shutdown));
         }
     }

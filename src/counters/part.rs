@@ -9,6 +9,7 @@ use super::view::Calendar;
 use super::{Counters, upkeep};
 use crate::handler::{AnyHandler, store_patience};
 use crate::mongo::client::Mongo;
+use crate::mongo::indexes;
 use crate::pressure::Pressure;
 use crate::product::{Gauges, Offering, Part, Seat, Services, SharedHandler};
 
@@ -48,7 +49,11 @@ impl Part for CounterPart {
 
     fn start(&self, seat: &Seat<'_>) {
         let shutdown = seat.shutdown;
-        shutdown.spawn(upkeep::prepare(self.store.clone(), shutdown.clone()));
+        let store = self.store.clone();
+        shutdown.spawn(indexes::prepare("the counters", shutdown.clone(), move || {
+            let store = store.clone();
+            async move { store.prepare().await }
+        }));
         let (link, min_age) = (Arc::clone(seat.queue.link()), self.min_age.clone());
         shutdown.spawn(upkeep::watch_persistence(link, min_age, shutdown.clone()));
     }

@@ -1,46 +1,17 @@
-//! Background tasks of the counters: creating indexes, and detecting how Redis persists.
+//! A background task of the counters: detecting how Redis persists.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tracing::{debug, info, warn};
+use tracing::info;
 
 use crate::counters::handler::MinAge;
-use crate::counters::store::CounterStore;
 use crate::lifecycle::Shutdown;
 use crate::redis::{Link, RedisError};
 
-/// Pause between two attempts to create the indexes.
-const PREPARE_AGAIN: Duration = Duration::from_secs(5);
 /// Interval between two checks of how Redis persists.
 const ASK: Duration = Duration::from_secs(60);
-
-/// Creates the indexes, and retries while MongoDB is unavailable.
-pub(crate) async fn prepare(store: CounterStore, shutdown: Shutdown) {
-    let mut warned = false;
-    loop {
-        let prepared = tokio::select! {
-            biased;
-            // An interrupted creation is repeated at the next start.
-            () = shutdown.soft.cancelled() => return,
-            prepared = store.prepare() => prepared,
-        };
-        match prepared {
-            Ok(()) => return debug!("the indexes of the counters exist"),
-            Err(error) if !warned => {
-                warn!(%error, "cannot create the indexes of the counters; retrying");
-                warned = true;
-            }
-            Err(error) => debug!(%error, "cannot create the indexes of the counters"),
-        }
-        tokio::select! {
-            biased;
-            () = shutdown.soft.cancelled() => return,
-            () = tokio::time::sleep(PREPARE_AGAIN) => {}
-        }
-    }
-}
 
 /// Sets `min_age` to the time span that Redis can lose. It is zero if Redis syncs every write
 /// before it answers, and no replica can take over: a replica may lack the last writes. Otherwise,

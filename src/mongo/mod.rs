@@ -3,6 +3,7 @@
 
 pub mod client;
 pub(crate) mod coalescer;
+pub(crate) mod indexes;
 pub(crate) mod large;
 pub mod private;
 pub(crate) mod turns;

@@ -5,18 +5,14 @@ use std::time::Duration;
 
 use mongodb::bson::doc;
 use mongodb::options::IndexOptions;
-use tracing::{debug, warn};
 
 use super::{Kept, SUBSCRIBERS, SubscriberStore};
 use crate::automations::profile::{DELETED, REPLACED, changes_any};
 use crate::event::Event;
-use crate::lifecycle::Shutdown;
 use crate::mongo::client::MongoError;
 
 /// How long the rest is kept: longer than any event is being handled.
 const GONE_FOR: Duration = Duration::from_secs(24 * 3_600);
-/// Pause before the index is created again.
-const PREPARE_AGAIN: Duration = Duration::from_secs(5);
 
 impl Kept {
     /// Notes whether the profile is deleted after an event that `changed` it or not. Returns whether the
@@ -33,7 +29,7 @@ impl Kept {
 
 impl SubscriberStore {
     /// Creates the index by which MongoDB deletes the rests. May be repeated.
-    async fn prepare(&self) -> Result<(), MongoError> {
+    pub(crate) async fn prepare(&self) -> Result<(), MongoError> {
         // An earlier version that writes a profile into the rest leaves `gone` there: such a document
         // stays.
         let rests = doc! { "gone": { "$exists": true }, "tags": [], "fields": {} };
@@ -43,32 +39,6 @@ impl SubscriberStore {
             .partial_filter_expression(rests)
             .build();
         self.mongo.index(SUBSCRIBERS, doc! { "gone": 1 }, options).await
-    }
-}
-
-/// Creates the index, and retries while MongoDB is unavailable. With many profiles, MongoDB takes longer
-/// than one attempt.
-pub(crate) async fn prepare(store: SubscriberStore, shutdown: Shutdown) {
-    let mut warned = false;
-    loop {
-        let prepared = tokio::select! {
-            biased;
-            () = shutdown.soft.cancelled() => return,
-            prepared = store.prepare() => prepared,
-        };
-        match prepared {
-            Ok(()) => return debug!("the index of deleted profiles exists"),
-            Err(error) if !warned => {
-                warn!(%error, "cannot create the index of deleted profiles; retrying");
-                warned = true;
-            }
-            Err(error) => debug!(%error, "cannot create the index of deleted profiles"),
-        }
-        tokio::select! {
-            biased;
-            () = shutdown.soft.cancelled() => return,
-            () = tokio::time::sleep(PREPARE_AGAIN) => {}
-        }
     }
 }
 

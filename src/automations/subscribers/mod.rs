@@ -14,7 +14,7 @@
 //! an event therefore finds the decision, and does not decide again with a changed profile or
 //! changed rules.
 
-pub(crate) mod deleted;
+mod deleted;
 mod document;
 mod large;
 

@@ -68,8 +68,8 @@ fn not_started() -> Outcomes {
     Outcomes::first(0).rest_after(Duration::ZERO)
 }
 
-/// A worker for a further lane of a bot. A quarter of the workers stays free: slow lanes of one bot would
-/// take all of them, and its own first lane needs only what every bot has.
+/// A worker for a further lane of a bot. A quarter of the workers stays free, because slow lanes of one
+/// bot would take all of them.
 fn spare_worker(shared: &Shared) -> Option<SemaphorePermit<'_>> {
     let kept = u32::try_from(shared.settings.workers.max.div_ceil(KEPT)).ok()?;
     let mut free = shared.workers.try_acquire_many(kept.saturating_add(1)).ok()?;
