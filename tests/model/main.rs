@@ -2,20 +2,15 @@
 //! the system, its faults, states, the longest path, and the seconds. `make model` runs it. Arguments
 //! choose the lines that contain all of them. It ends with an error at the first line that is not as
 //! expected.
+//!
+//! The tests explore small systems.
 
-#[path = "../it/model/exhaustive/mod.rs"]
 mod exhaustive;
-#[path = "../it/model/lanes/mod.rs"]
 mod lanes;
-// Operators' commands and limits are in it too.
+// The random test compares it with the scripts. Operators' commands and limits are in it too.
 #[allow(dead_code, unused_imports, reason = "the random operations need the rest")]
 #[path = "../it/model/state_machine/mod.rs"]
 mod state_machine;
-
-/// The place of these modules in the tests.
-mod model {
-    pub(crate) use crate::state_machine;
-}
 
 use std::io::Write as _;
 

@@ -1,11 +1,11 @@
-//! The queue protocol as a model. One test explores every interleaving of a small system. Another
-//! runs random operations, also with lanes, on the model and on the real scripts side by side. A third
-//! explores the lanes of one bot. A fourth tests the checker that judges recorded runs. [`mutants`] changes
-//! the scripts, to see whether the random operations notice.
+//! The queue protocol as a model. One test runs random operations, also with lanes, on the model and on the
+//! real scripts side by side. [`rules`] tests the model itself, and another file the checker that judges
+//! recorded runs. [`mutants`] changes the scripts, to see whether the random operations notice.
+//!
+//! The package `fairlane-model` explores every interleaving of small systems, in optimised code.
 
-mod exhaustive;
 mod history_checker;
-mod lanes;
 mod mutants;
 mod protocol;
+mod rules;
 mod state_machine;

@@ -226,6 +226,9 @@ impl Real {
         due_ms: Option<i64>,
         key: Option<Key>,
     ) -> Outcome {
+        // With a key, the script gets the delay and reads the clock.
+        let after = due_ms.map(|due_ms| step.now_us / 1_000 - due_ms);
+        let after = after.filter(|after| key.is_some() && *after < 0);
         let key = key.map(decode::key_name);
         let events: Vec<Vec<u8>> = events.iter().map(|&event| decode::encode(event)).collect();
         let call = call::Push {
@@ -233,7 +236,7 @@ impl Real {
             limits: limits(step.limits),
             bot: &self.bot(bot).clone(),
             events: &events,
-            due_ms: due_ms.map_or(0, unsigned),
+            due_ms: after.or(due_ms).unwrap_or(0),
             idempotency: key.as_deref().map(|key| (key, IDEMPOTENCY_MS)),
         };
         self.script(step, &call, |reply, _| {

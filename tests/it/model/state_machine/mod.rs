@@ -1,6 +1,6 @@
 //! The queue protocol of one shard as a pure state machine: the contracts of the Lua scripts,
-//! without Redis. The caller passes the time as a number. `exhaustive` explores it. The random test
-//! runs it beside the real scripts and compares replies and state.
+//! without Redis. The caller passes the time as a number. The package `fairlane-model` explores it. The
+//! random test runs it beside the real scripts and compares replies and state.
 //!
 //! Bots are numbers. They order equal scores, as Redis orders members by name.
 
@@ -11,8 +11,6 @@ mod holdings;
 mod invariants;
 mod lanes;
 mod names;
-#[cfg(test)]
-mod rules;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -50,7 +50,7 @@ impl Names {
     }
 
     /// The places of the names that are remembered. If there are none, notes all.
-    pub(super) fn repeated(&mut self, now_us: i64, repeats: Repeats<'_>) -> Vec<usize> {
+    pub(crate) fn repeated(&mut self, now_us: i64, repeats: Repeats<'_>) -> Vec<usize> {
         let Repeats { window_ms, names, .. } = repeats;
         if names.is_empty() {
             return Vec::new();

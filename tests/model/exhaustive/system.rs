@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::parts::{Ending, Held, Permit, Rule, STREAMS, Step, System, SystemState, Turns};
-use crate::model::state_machine::{
+use crate::state_machine::{
     Bot, Claim, Completed, Completion, Enqueued, Event, Mode, Stream, Take,
 };
 

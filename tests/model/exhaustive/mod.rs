@@ -18,7 +18,7 @@ use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use self::parts::{BOTS, STREAMS, Step, SystemState, charge};
 pub(crate) use self::parts::{Budget, NOTHING_WRONG, Rule, System, Turns};
-use crate::model::state_machine::Server;
+use crate::state_machine::Server;
 
 impl Model for System {
     type State = SystemState;

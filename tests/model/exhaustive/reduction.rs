@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use super::parts::{BOTS, Ending, Held, Rule, STREAMS, System, SystemState, Turns};
 use super::system::FAR_MS;
-use crate::model::state_machine::{Attempts, Bot, Event, Server};
+use crate::state_machine::{Attempts, Bot, Event, Server};
 
 /// To which bot and to which event each is mapped.
 struct Exchange {

@@ -1,7 +1,7 @@
 //! The steps that are possible in a state.
 
 use super::parts::{Ending, STREAMS, Step, System, SystemState, Turns};
-use crate::model::state_machine::{Bot, Server};
+use crate::state_machine::{Bot, Server};
 
 impl System {
     /// The steps that are possible without a fault while time passes.

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::*;
-use crate::model::state_machine::{Bot, Stream};
+use crate::state_machine::{Bot, Stream};
 
 /// One event of each of two bots, for budgets that would take too long with more events.
 const ONE_EACH: &[(Stream, Bot)] = &[(0, 0), (0, 1)];

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::model::state_machine::{Bot, Event, Granted, Server, Stream};
+use crate::state_machine::{Bot, Event, Granted, Server, Stream};
 
 /// Maximum number of bots.
 pub(super) const BOTS: usize = 3;

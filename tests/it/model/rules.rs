@@ -1,6 +1,9 @@
 //! Tests of the rules of the model, each with its own figures.
 
-use super::*;
+use super::state_machine::{
+    Attempts, Bot, Claim, Completed, Completion, Enqueued, Event, Granted, Mode, Name, Names,
+    QUIET, Queued, Repeats, Server, Span, Take,
+};
 
 const NOW: i64 = 5_000_000;
 const SLICE: i64 = 1_000;

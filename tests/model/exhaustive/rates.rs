@@ -2,7 +2,7 @@
 //! the bot has. A bot without tokens rests. Time is a step that puts a token into a bucket.
 
 use super::parts::{Bucket, Held, Permit, Rule, System, SystemState};
-use crate::model::state_machine::Bot;
+use crate::state_machine::Bot;
 
 impl Held {
     /// Whether the bot has no tokens, so that it rests after this slice.
