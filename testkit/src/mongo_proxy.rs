@@ -81,6 +81,22 @@ pub fn finds_within(collection: &'static str, most: Duration) -> Matcher {
     })
 }
 
+/// Matches a search in a collection on a server that may be at most `most` behind.
+pub fn finds_at_most_behind(collection: &'static str, most: Duration) -> Matcher {
+    let is_find = on("find", collection);
+    Box::new(move |message| {
+        let bound = || {
+            let preference = body(message)?.get_document("$readPreference").ok()?;
+            match preference.get("maxStalenessSeconds").ok()?? {
+                RawBsonRef::Int32(seconds) => u64::try_from(seconds).ok(),
+                RawBsonRef::Int64(seconds) => u64::try_from(seconds).ok(),
+                _ => None,
+            }
+        };
+        is_find(message) && bound().is_some_and(|seconds| (1..=most.as_secs()).contains(&seconds))
+    })
+}
+
 /// The first key of the command and its value, which usually is the collection.
 fn name(message: &[u8]) -> Option<(&str, &str)> {
     let (key, value) = body(message)?.iter().next()?.ok()?;

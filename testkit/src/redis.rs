@@ -124,6 +124,27 @@ impl RedisServer {
         line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
     }
 
+    /// Notes commands from now on, for [`Self::noted`].
+    pub async fn note_commands(&self) {
+        for (setting, value) in [("slowlog-log-slower-than", "0"), ("slowlog-max-len", "10000")] {
+            self.ask(&["CONFIG", "SET", setting, value]).await;
+        }
+    }
+
+    /// The words of the last 10,000 commands that it noted, in their order. Redis cuts long words, and
+    /// commands with many words.
+    pub async fn noted(&self) -> Vec<Vec<String>> {
+        /// Its id, its time, how long it took, its words, its client, and the name of that.
+        type Noted = (u64, u64, u64, Vec<Vec<u8>>, String, String);
+
+        let mut noted = redis::cmd("SLOWLOG");
+        noted.arg(&["GET", "-1"]);
+        let mut connection = self.connection().await;
+        let noted: Vec<Noted> = noted.query_async(&mut connection).await.unwrap();
+        let text = |word: &Vec<u8>| String::from_utf8_lossy(word).into_owned();
+        noted.iter().rev().map(|noted| noted.3.iter().map(text).collect()).collect()
+    }
+
     /// The id of the running process.
     pub fn id(&self) -> u32 {
         self.child.as_ref().expect("the server runs").id()

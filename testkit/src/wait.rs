@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// The shortest pause before a condition is asked again.
 const POLL: Duration = Duration::from_millis(5);
+/// The longest pause, also after a condition that waits itself.
+const POLL_MAX: Duration = Duration::from_millis(250);
 /// Multiplies every timeout. Timeouts are chosen for an idle machine, and a longer wait costs
 /// nothing when a test passes. Tests of a promised time measure that time themselves.
 const PATIENCE: u32 = 3;
@@ -22,6 +25,7 @@ pub async fn eventually(
 ) {
     let (started, timeout) = (Instant::now(), timeout * PATIENCE);
     loop {
+        let asked = Instant::now();
         let answers = timeout.saturating_sub(started.elapsed()) + ANSWER;
         let Ok(holds) = tokio::time::timeout(answers, condition()).await else {
             panic!("no answer within {:?}: {description}", started.elapsed());
@@ -30,8 +34,14 @@ pub async fn eventually(
             return;
         }
         assert!(started.elapsed() < timeout, "not within {timeout:?}: {description}");
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(pause(asked.elapsed(), started.elapsed())).await;
     }
+}
+
+/// The pause after a condition that took so long. A condition that needs much of the processor would
+/// slow down what it waits for. A long wait asks less often: that delays it by at most 0.5 %.
+fn pause(took: Duration, waited: Duration) -> Duration {
+    took.max(waited / 200).clamp(POLL, POLL_MAX)
 }
 
 /// Measures the longest pause of the machine, for tests of times that such a pause would exceed.
@@ -69,13 +79,16 @@ impl Stalls {
 /// [`eventually`] for code without a runtime. Returns whether the condition held in time.
 pub fn holds_within(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let started = Instant::now();
-    while !condition() {
+    loop {
+        let asked = Instant::now();
+        if condition() {
+            return true;
+        }
         if started.elapsed() >= timeout {
             return false;
         }
-        std::thread::sleep(POLL);
+        std::thread::sleep(pause(asked.elapsed(), started.elapsed()));
     }
-    true
 }
 
 #[tokio::test]
@@ -87,6 +100,16 @@ async fn eventually_asks_until_the_condition_holds() {
     })
     .await;
     assert_eq!(asked, 3);
+}
+
+#[test]
+fn an_expensive_condition_is_asked_less_often_and_every_one_after_a_long_wait() {
+    let ms = Duration::from_millis;
+    for (took, waited, expected) in
+        [(0, 0, POLL), (40, 40, ms(40)), (0, 4_000, ms(20)), (3_000, 3_000, POLL_MAX)]
+    {
+        assert_eq!(pause(ms(took), ms(waited)), expected, "{took} ms of {waited} ms");
+    }
 }
 
 #[tokio::test]

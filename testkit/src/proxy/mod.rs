@@ -336,5 +336,5 @@ async fn replies<P: Protocol>(
 }
 
 fn contains(bytes: &[u8], needle: &[u8]) -> bool {
-    needle.is_empty() || bytes.windows(needle.len()).any(|window| window == needle)
+    memchr::memmem::find(bytes, needle).is_some()
 }

@@ -28,7 +28,7 @@ impl Protocol for Resp {
 
 /// The length of the first complete RESP value, RESP 2 or 3. An inline command counts as a line.
 fn frame(bytes: &[u8]) -> Option<usize> {
-    let line = bytes.windows(2).position(|end| end == b"\r\n")? + 2;
+    let line = memchr::memmem::find(bytes, b"\r\n")? + 2;
     // Null is written as a count of -1, and no value follows its line.
     let count = || std::str::from_utf8(&bytes[1..line - 2]).ok()?.parse().ok();
     let values: usize = match bytes[0] {

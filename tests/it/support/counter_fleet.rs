@@ -81,7 +81,7 @@ impl Stores {
         add(&self.redis, STREAM, &texts).await;
     }
 
-    async fn collection(&self, name: &str) -> Collection<Document> {
+    pub(crate) async fn collection(&self, name: &str) -> Collection<Document> {
         let open = async || {
             let client = mongodb::Client::with_uri_str(self.mongo.url()).await.unwrap();
             client.database("fairlane")

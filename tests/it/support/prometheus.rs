@@ -100,7 +100,10 @@ impl Drop for Prometheus {
 /// # Panics
 /// With the output of `promtool`, if it fails.
 pub(crate) fn promtool(directory: &Path, arguments: &[&str]) {
-    let output = Command::new("promtool").current_dir(directory).args(arguments).output();
+    let mut promtool = Command::new("promtool");
+    // It allocates much and keeps little: with more room it needs a quarter less of the processor.
+    promtool.current_dir(directory).env("GOGC", "800").args(arguments);
+    let output = promtool.output();
     let output = output.unwrap_or_else(|error| panic!("promtool: {error}; {MISSING}"));
     assert!(
         output.status.success(),

@@ -225,11 +225,21 @@ impl ExampleReceiver {
         Self { child, directory, url: format!("http://{address}/") }
     }
 
-    /// Every push so far, without an incomplete line at the end.
+    /// Every push so far.
     pub(crate) fn pushes(&self) -> Vec<Pushed> {
-        let text = fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
-        let complete = text.rfind('\n').map_or(0, |end| end + 1);
-        text[..complete].lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        self.complete().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// The number of events with this outcome so far. It costs much less than [`Self::pushes`].
+    pub(crate) fn count(&self, outcome: &str) -> usize {
+        self.complete().matches(&format!("{outcome:?}")).count()
+    }
+
+    /// The log, without an incomplete line at the end.
+    fn complete(&self) -> String {
+        let mut text = fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
+        text.truncate(text.rfind('\n').map_or(0, |end| end + 1));
+        text
     }
 }
 

@@ -32,6 +32,12 @@ impl Log {
         self.0.lock().unwrap().len()
     }
 
+    /// The number of a pipeline's events. There may be many, so none is copied.
+    pub(crate) fn count(&self, pipeline: &str) -> usize {
+        let seen = self.0.lock().unwrap();
+        seen.iter().filter(|seen| seen.pipeline == pipeline).count()
+    }
+
     /// The ids of a pipeline's events, in order.
     pub(crate) fn ids(&self, pipeline: &str) -> Vec<String> {
         let seen = self.0.lock().unwrap();
