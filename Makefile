@@ -10,7 +10,7 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-spec setup-deb demo test test-valkey fuzz screenshots samples bench isolation faults soak rolling peers instructions spec model mutants mutants-rust release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
+.PHONY: help setup setup-demo setup-build setup-peers setup-instructions setup-spec setup-deb demo test test-valkey fuzz screenshots samples bench isolation faults soak rolling kills peers instructions spec model mutants mutants-rust release release-bench deb deb-test kubernetes check check-fmt check-clippy check-doc check-deny
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -94,6 +94,12 @@ soak: setup release-bench ## every product for four hours with the load of 24 da
 rolling: setup ## rolling restarts behind HAProxy during 100,000 requests, in some minutes
 	cargo test --locked --test it -- --ignored --exact --nocapture \
 	  http::rolling::rolling_restarts_during_100000_requests_lose_none_and_repeat_no_finished_slice
+
+# `make test` kills three times at each step.
+TIMES ?= 30
+kills: setup ## kill processes at every step of automations, counters and notifications; TIMES=30 at each
+	FAIRLANE_TEST_KILLS=$(TIMES) cargo test --locked --test it -- --nocapture \
+	  three_processes_killed_at with_a_rate_killed although_processes_are_killed
 
 peers: setup-peers release-bench ## compare with GroupMQ, BullMQ and a plain stream worker, also under faults, in half an hour
 	$(TARGET)/release/fairlane-bench peers $(ARGS)

@@ -2,7 +2,6 @@
 //! Each view counts once, in the total and in its day.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{join, join_all};
@@ -14,6 +13,7 @@ use tokio::sync::watch;
 use crate::support::counter_fleet::{Ad, Node, Stores, Sums, View, judge, letters};
 use crate::support::http::Client;
 use crate::support::interceptor::{Interception, Interceptor, Matcher};
+use crate::support::kills::{Kill, Kills};
 use crate::support::mongo_proxy::{on, on_any};
 use crate::support::proxy::holds;
 use crate::support::redis::{Persistence, RedisServer};
@@ -86,8 +86,6 @@ impl Step {
 /// 2,000 ads of 24 bots.
 const BOTS: u64 = 24;
 const ADS: u64 = 2_000;
-/// Kills of each of three processes.
-const KILLS: u32 = 34;
 /// Maximum of views that are acknowledged and not stored yet. It keeps a slow machine from falling
 /// behind, and is enough for slices that are completed in parts.
 const OUTSTANDING_MAX: u64 = 20_000;
@@ -101,7 +99,9 @@ struct Site<'a> {
     stores: &'a Stores,
     /// Clients of the current addresses of the processes.
     clients: RefCell<Vec<Client>>,
-    kills: watch::Sender<u32>,
+    kills: Kills<Step>,
+    /// Changes with each kill.
+    killed: watch::Sender<()>,
     acknowledged: RefCell<Sums>,
     /// How many processes wait to be killed in the middle of a completion.
     need_long_slices: Cell<u32>,
@@ -110,10 +110,10 @@ struct Site<'a> {
 impl Site<'_> {
     /// Waits up to 300 ms for the next kill. Returns whether the writers should continue.
     async fn goes_on(&self) -> bool {
-        let mut kills = self.kills.subscribe();
-        let next = tokio::time::timeout(Duration::from_millis(300), kills.changed());
+        let mut killed = self.killed.subscribe();
+        let next = tokio::time::timeout(Duration::from_millis(300), killed.changed());
         let _ = next.await;
-        *self.kills.borrow() < 3 * KILLS
+        !self.kills.are_over()
     }
 
     /// Whether there is enough work queued.
@@ -180,11 +180,10 @@ impl Site<'_> {
         }
     }
 
-    /// Kills a process at every step in turn. Returns how often each step was met.
-    async fn kill(&self, place: usize, mut node: Node) -> (Node, BTreeMap<Step, u32>) {
-        let mut met = BTreeMap::new();
-        for round in 0..KILLS {
-            let step = STEPS[(round as usize + 2 * place) % STEPS.len()];
+    /// Kills a process at every step.
+    async fn kill(&self, place: usize, mut node: Node) -> Node {
+        let mut round = 0;
+        while let Some(Kill { step, arrives }) = self.kills.next(place, round) {
             let interceptors = step.interceptors(&node);
             let needs_long = u32::from(step == Step::InTheCompletion);
             self.need_long_slices.update(|others| others + needs_long);
@@ -193,30 +192,32 @@ impl Site<'_> {
                 caught &= interceptor.catches(step.patience()).await;
             }
             self.need_long_slices.update(|all| all - needs_long);
-            *met.entry(step).or_default() += u32::from(caught);
+            self.kills.note(step, caught);
             node.served.kill9();
-            // The last command that the process sent arrives after its death, or never.
-            if round % 2 == 0 {
+            if arrives {
                 for interceptor in &interceptors {
                     interceptor.release();
                 }
             }
             node.restart().await;
             self.clients.borrow_mut()[place] = node.client();
-            self.kills.send_modify(|kills| *kills += 1);
+            self.killed.send_replace(());
+            round += 1;
         }
-        (node, met)
+        node
     }
 }
 
 #[tokio::test]
-async fn three_processes_killed_a_hundred_times_at_every_step_of_the_flush_count_every_view_once() {
+async fn three_processes_killed_at_every_step_of_the_flush_count_every_view_once() {
     let stores = Stores::start(Persistence::Always);
     let nodes = join_all((0..3).map(|_| Node::start(&stores, &[]))).await;
     let site = Site {
         stores: &stores,
         clients: RefCell::new(nodes.iter().map(Node::client).collect()),
-        kills: watch::Sender::default(),
+        // Only a slice that is large is completed in parts.
+        kills: Kills::new(nodes.len(), &STEPS).rarely(Step::InTheCompletion),
+        killed: watch::Sender::default(),
         acknowledged: RefCell::default(),
         need_long_slices: Cell::default(),
     };
@@ -227,24 +228,12 @@ async fn three_processes_killed_a_hundred_times_at_every_step_of_the_flush_count
     let (killed, _) = join(killing, join(calling, publishing)).await;
 
     let expected = site.acknowledged.take();
-    let mut met: BTreeMap<Step, u32> = BTreeMap::new();
-    for (step, times) in killed.iter().flat_map(|(_, met)| met) {
-        *met.entry(*step).or_default() += times;
-    }
+    let met = site.kills.met();
     let views: u64 = expected.values().sum();
     println!("{views} views of {} ads, {:?}, {met:?}", expected.len(), started.elapsed());
-    stores.settles(&killed[0].0.client(), &expected, LONG).await;
-    // A slow machine views fewer ads, and writes them in portions that are mostly too small to be
-    // completed in parts.
-    assert!(expected.len() as u64 > ADS / 4, "only {} ads were viewed", expected.len());
-    for step in STEPS {
-        let least = if step == Step::InTheCompletion { 1 } else { 5 };
-        assert!(
-            met.get(&step).is_some_and(|times| *times >= least),
-            "{step:?} was hardly met: {met:?}"
-        );
-    }
-    assert_eq!(letters(&killed[0].0.client()).await.len(), 0, "a view is never given up");
+    stores.settles(&killed[0].client(), &expected, LONG).await;
+    site.kills.assert_each_was_met();
+    assert_eq!(letters(&killed[0].client()).await.len(), 0, "a view is never given up");
 }
 
 #[tokio::test]

@@ -8,10 +8,12 @@ pub(crate) mod cli;
 pub(crate) mod collector;
 pub(crate) mod config;
 pub(crate) mod counter_fleet;
+pub(crate) mod disk;
 pub(crate) mod fleet;
 pub(crate) mod instance;
 #[cfg(feature = "kafka")]
 pub(crate) mod kafka;
+pub(crate) mod kills;
 pub(crate) mod manual_clock;
 pub(crate) mod name_server;
 #[cfg(feature = "nats")]

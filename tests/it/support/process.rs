@@ -95,7 +95,7 @@ impl Drop for WorkerProcess {
     }
 }
 
-/// A variable that a test gave to a worker process.
+/// A variable that a test gave to a worker process, or a person to the tests.
 #[expect(clippy::disallowed_methods, reason = "the way in which a test speaks to its workers")]
 pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()

@@ -11,15 +11,15 @@ use futures_util::future::{join, join_all};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use serde_json::{Value, json};
-use tokio::sync::watch;
 
-use self::steps::{Met, emit, kill, missing};
+use self::steps::{STEPS, Step, emit, kill};
 use crate::support::automation_rig::{
     LONG, RULES, depth, emitted, event, field, on_the_bus, profile, publish, put, settles, tag,
 };
 use crate::support::counter_fleet::{Node, Stores, Sums, total};
 use crate::support::http::Client;
 use crate::support::interceptor::{Interception, Interceptor};
+use crate::support::kills::Kills;
 use crate::support::mongo_proxy::writes_to;
 use crate::support::proxy::{ProxyMode, holds};
 use crate::support::redis::Persistence;
@@ -140,10 +140,10 @@ impl Told {
 }
 
 /// Publishes until all kills are over.
-async fn tell(stores: &Stores, over: &watch::Sender<u32>, pause: Duration) -> Told {
+async fn tell(stores: &Stores, kills: &Kills<Step>, pause: Duration) -> Told {
     let mut random = StdRng::seed_from_u64(7);
     let mut told = Told::default();
-    while *over.borrow() < 3 {
+    while !kills.are_over() {
         let mut events = Vec::new();
         for _ in 0..12 {
             let bot = format!("bot-{}", random.random_range(0..BOTS));
@@ -184,13 +184,12 @@ async fn each_action_happens_once(settings: &[(&str, &str)], pause: Duration) ->
             assert_eq!(put(&client, &format!("bot-{bot}"), id, &rule).await.code, 201);
         }
     }
-    let over = watch::Sender::new(0);
-    let met = Met::default();
-    let killing = nodes.into_iter().enumerate().map(|(place, node)| kill(place, node, &met, &over));
-    let (nodes, told) = join(join_all(killing), tell(&stores, &over, pause)).await;
+    let kills = Kills::new(nodes.len(), &STEPS);
+    let killing = nodes.into_iter().enumerate().map(|(place, node)| kill(place, node, &kills));
+    let (nodes, told) = join(join_all(killing), tell(&stores, &kills, pause)).await;
     let (people, published) = (&told.people, told.published);
     let expected: usize = people.values().map(|person| person.emitted.len()).sum();
-    println!("{published} events, {expected} emitted, {met:?}");
+    println!("{published} events, {expected} emitted, {:?}", kills.met());
     settles(&stores, published + expected).await;
     let client = nodes[0].client();
     for pipeline in ["automations", "counters"] {
@@ -218,8 +217,7 @@ async fn each_action_happens_once(settings: &[(&str, &str)], pause: Duration) ->
     assert!(happened.is_empty(), "{happened:?}");
     // Views that are being written may be missing from a total.
     stores.settles(&client, &women, LONG).await;
-    let missing = missing(&met);
-    assert!(missing.is_empty(), "{missing:?} were hardly met: {met:?}");
+    kills.assert_each_was_met();
     (stores, told)
 }
 

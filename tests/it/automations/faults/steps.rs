@@ -1,25 +1,16 @@
 //! The steps of a slice, and processes that are killed at each.
 
-use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use fairlane::redis::scripts::{Call as _, Emit};
 use redis::Arg;
-use tokio::sync::watch;
 
 use super::SUBSCRIBERS;
 use crate::support::counter_fleet::Node;
 use crate::support::interceptor::{Interception, Interceptor};
+use crate::support::kills::{Kill, Kills};
 use crate::support::mongo_proxy::{on, writes_to};
 use crate::support::proxy::holds;
-
-/// Kills of each of three processes. On a busy machine, a process may not reach a step in time. Then
-/// there are more, up to `KILLS_MAX`.
-const KILLS: usize = 14;
-const KILLS_MAX: usize = 42;
-/// How often each step must be met.
-const MEETINGS: u32 = 3;
 
 /// The name by which the script `emit` is called.
 pub(super) fn emit() -> Vec<u8> {
@@ -44,7 +35,7 @@ pub(super) enum Step {
     Completed,
 }
 
-const STEPS: [Step; 7] = [
+pub(super) const STEPS: [Step; 7] = [
     Step::BeforeTheRead,
     Step::BeforeTheWrite,
     Step::Written,
@@ -80,38 +71,19 @@ impl Step {
     }
 }
 
-/// How often each step was met, by all processes.
-pub(super) type Met = Mutex<BTreeMap<Step, u32>>;
-
-/// The steps that were hardly met yet.
-pub(super) fn missing(met: &Met) -> Vec<Step> {
-    let met = met.lock().unwrap();
-    STEPS.into_iter().filter(|step| met.get(step).is_none_or(|times| *times < MEETINGS)).collect()
-}
-
-/// Kills a process at every step in turn, and then at those that were hardly met.
-pub(super) async fn kill(
-    place: usize,
-    mut node: Node,
-    met: &Met,
-    over: &watch::Sender<u32>,
-) -> Node {
-    for round in 0..KILLS_MAX {
-        let missing = if round < KILLS { STEPS.to_vec() } else { missing(met) };
-        if missing.is_empty() {
-            break;
-        }
-        let step = missing[(round + 2 * place) % missing.len()];
+/// Kills a process at every step.
+pub(super) async fn kill(place: usize, mut node: Node, kills: &Kills<Step>) -> Node {
+    let mut round = 0;
+    while let Some(Kill { step, arrives }) = kills.next(place, round) {
         let interceptor = step.interceptor(&node);
         let caught = interceptor.catches(Duration::from_secs(3)).await;
         node.served.kill9();
-        // The last command that the process sent arrives after its death, or never.
-        if (round + place).is_multiple_of(2) {
+        if arrives {
             interceptor.release();
         }
-        *met.lock().unwrap().entry(step).or_default() += u32::from(caught);
+        kills.note(step, caught);
         node.restart().await;
+        round += 1;
     }
-    over.send_modify(|over| *over += 1);
     node
 }

@@ -2,7 +2,7 @@
 
 mod outages;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +24,7 @@ use crate::support::counter_fleet::acknowledged;
 use crate::support::http::Client;
 use crate::support::instance::Instance;
 use crate::support::interceptor::{Interception, Interceptor};
+use crate::support::kills::{Kill, Kills};
 use crate::support::notification_rig::{LONG, Rig, accept, bot, ends, kept, to};
 use crate::support::proxy::{Proxy, holds};
 use crate::support::receiver::{Receiver, Reply};
@@ -33,8 +34,6 @@ use crate::support::served::Served;
 use crate::support::wait::eventually;
 
 const LASTING: Options = Options { persistence: Persistence::Always, max_memory: 0, tcp: true };
-/// Kills of each process.
-const KILLS: u32 = 14;
 /// The number of processes.
 const NODES: usize = 3;
 
@@ -124,7 +123,7 @@ struct Site {
     /// While a gate is set, the receiver answers only after the gate is closed.
     gate: Arc<std::sync::Mutex<Option<Arc<Semaphore>>>>,
     clients: RefCell<Vec<Client>>,
-    ended: Cell<usize>,
+    kills: Kills<Step>,
     accepted: RefCell<BTreeMap<String, NotificationId>>,
 }
 
@@ -144,16 +143,14 @@ impl Site {
         }
     }
 
-    /// Kills a process at every step in turn. Returns how often each step was met.
-    async fn kill(&self, place: usize, mut node: Node) -> (Node, BTreeMap<Step, u32>) {
-        let mut met = BTreeMap::new();
-        for round in 0..KILLS {
-            let step = STEPS[(round as usize + 2 * place) % STEPS.len()];
+    /// Kills a process at every step.
+    async fn kill(&self, place: usize, mut node: Node) -> Node {
+        let mut round = 0;
+        while let Some(Kill { step, arrives }) = self.kills.next(place, round) {
             let caught = if let Some(interceptor) = self.interceptors(step, &node) {
                 let caught = interceptor.catches(Duration::from_secs(3)).await;
                 node.served.kill9();
-                // The last command that the process sent arrives after its death, or never.
-                if round % 2 == 0 {
+                if arrives {
                     interceptor.release();
                 }
                 caught
@@ -168,18 +165,18 @@ impl Site {
                 gate.close();
                 true
             };
-            *met.entry(step).or_default() += u32::from(caught);
+            self.kills.note(step, caught);
             node.restart().await;
             self.clients.borrow_mut()[place] = Client::new(&node.served.http());
+            round += 1;
         }
-        self.ended.set(self.ended.get() + 1);
-        (node, met)
+        node
     }
 
     /// Schedules until all kills are over.
     async fn schedule(&self, writer: usize) {
         let mut number = 0_u32;
-        while self.ended.get() < NODES {
+        while !self.kills.are_over() {
             let key = format!("{writer}-{number}");
             number += 1;
             let path = format!(
@@ -235,17 +232,14 @@ async fn killed_at_every_step(settings: &[(&str, &str)]) {
         receiver,
         gate,
         clients: RefCell::new(nodes.iter().map(|node| Client::new(&node.served.http())).collect()),
-        ended: Cell::new(0),
+        kills: Kills::new(NODES, &STEPS),
         accepted: RefCell::default(),
     };
     let killing =
         join_all(nodes.into_iter().enumerate().map(|(place, node)| site.kill(place, node)));
-    let (killed, _) = join(killing, join_all((0..4).map(|writer| site.schedule(writer)))).await;
+    // The processes go on until the end of the test.
+    let (_nodes, _) = join(killing, join_all((0..4).map(|writer| site.schedule(writer)))).await;
 
-    let mut met: BTreeMap<Step, u32> = BTreeMap::new();
-    for (step, times) in killed.iter().flat_map(|(_, met)| met) {
-        *met.entry(*step).or_default() += times;
-    }
     let accepted = site.accepted.take();
     let watching = Instance::start_as(
         Roles { ingest: false, work: false, http: false, schedule: false },
@@ -266,9 +260,10 @@ async fn killed_at_every_step(settings: &[(&str, &str)]) {
         calls.entry(key).or_default().push((call.at, call.headers["webhook-id"].clone()));
     }
     println!(
-        "{} notifications, {} calls, {repeated} begun more than once, {met:?}",
+        "{} notifications, {} calls, {repeated} begun more than once, {:?}",
         accepted.len(),
-        site.receiver.called()
+        site.receiver.called(),
+        site.kills.met()
     );
     for (key, id) in &accepted {
         let ended = kept(&watching, *id).await;
@@ -282,12 +277,7 @@ async fn killed_at_every_step(settings: &[(&str, &str)]) {
     }
     let unknown = calls.keys().filter(|key| !accepted.contains_key(*key)).count();
     assert_eq!(unknown, 0, "nobody else's");
-    for step in STEPS {
-        assert!(
-            met.get(&step).is_some_and(|times| *times >= 3),
-            "{step:?} was hardly met: {met:?}"
-        );
-    }
+    site.kills.assert_each_was_met();
     watching.stop().await;
 }
 
