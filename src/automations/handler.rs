@@ -15,24 +15,29 @@
 //! An unavailable MongoDB counts no attempt. If it is slow, fewer events are decided at a time, and
 //! a write that still runs in the server is waited for.
 
+mod kept;
+mod work;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use self::kept::{decided_before, forget};
+use self::work::{Source, Subject, Unwritten, Work};
 use super::Automations;
 use super::count::ProfileCounts;
 use super::decide::{DUE, Decided, Decision, Note, RuleSet, decide, may_be_long};
 use super::effects::{Effects, Failed, Task};
 use super::heavy::Heavy;
-use super::recent::{Recent, size_of};
+use super::recent::Recent;
 use super::subscribers::{Kept, Next, as_stored};
 use crate::handler::portion::Portion;
 use crate::handler::{
     Delivery, Environment, Failure, Handler, Outcomes, Slice, TURN_PATIENCE, store_patience,
 };
-use crate::id::{BotId, Lane, Sequence};
+use crate::id::{BotId, Lane};
 use crate::metrics;
 use crate::mongo::client::MongoError;
 use crate::mongo::turns::Turn;
@@ -43,12 +48,6 @@ const TRIES: u32 = 5;
 const DECIDED_MAX_BYTES: usize = 4 << 20;
 /// Maximum size of the changed profiles of a slice in memory, in bytes, unless one event changes more.
 const CHANGED_MAX_BYTES: usize = 16 << 20;
-/// How long decisions are kept after their slice, µs. When Redis loses its last writes, about a
-/// second at most, it hands out events again whose effects are done.
-const KEPT_US: u64 = 5_000_000;
-/// Maximum number and bytes of decisions that are kept for that purpose.
-const KEPT_MAX: usize = 200;
-const KEPT_MAX_BYTES: usize = 256 << 10;
 /// Maximum time that a slice waits for rules. A thousand long filters take minutes to compile. A longer
 /// wait would keep its worker from other bots.
 const RULES_PATIENCE: Duration = Duration::from_secs(1);
@@ -68,73 +67,6 @@ pub(crate) struct AutomationHandler {
     patience: Duration,
     /// The number of events that are decided at a time.
     portion: Portion,
-}
-
-/// A slice with its decisions so far.
-#[derive(Debug, Default)]
-struct Work {
-    /// The decisions to carry out, by event.
-    decisions: Vec<Decision>,
-    /// The new decisions' notes for the statistics of the rules.
-    notes: Vec<(usize, Vec<Note>)>,
-    writes: Vec<Next>,
-    /// The states without a write.
-    unwritten: Vec<Unwritten>,
-    /// When the document of each subscriber was read.
-    read: HashMap<String, Instant>,
-    /// Whether a state was a guess.
-    guessed: bool,
-}
-
-/// A profile being changed.
-#[derive(Debug)]
-struct Subject {
-    kept: Kept,
-    /// The state from MongoDB.
-    before: Option<Sequence>,
-    read: Instant,
-    source: Source,
-    /// An event was decided by it.
-    used: bool,
-    /// Whether a decision or a change is to be written.
-    dirty: bool,
-    /// Whether the profile itself changed.
-    changed: bool,
-    /// Its size after the last change; 0 before the first.
-    bytes: usize,
-}
-
-impl Subject {
-    fn new(kept: Kept, read: Instant, source: Source) -> Self {
-        let (before, bytes) = (kept.sequence, 0);
-        let (used, dirty, changed) = (false, false, false);
-        Self { kept, before, read, source, used, dirty, changed, bytes }
-    }
-
-    /// Notes a change. Returns by how many bytes the changed profiles of the slice have grown.
-    fn grown(&mut self) -> usize {
-        self.changed = true;
-        let before = std::mem::replace(&mut self.bytes, size_of("", &self.kept));
-        self.bytes.saturating_sub(before)
-    }
-}
-
-/// Where a state is from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Source {
-    /// MongoDB, in this slice.
-    Read,
-    /// An earlier slice, so it may be outdated.
-    Recent,
-}
-
-/// A state that needs no write.
-#[derive(Debug)]
-struct Unwritten {
-    subscriber: String,
-    kept: Kept,
-    /// Events were decided by a guess.
-    unsure: bool,
 }
 
 impl AutomationHandler {
@@ -449,52 +381,5 @@ fn failure(error: &MongoError) -> Failure {
         Failure::unavailable(0, error.to_string())
     } else {
         Failure::transient(0, error.to_string())
-    }
-}
-
-/// The stored decision about an event, and its bytes.
-fn decided_before(kept: &Kept, sequence: Sequence) -> Result<(Decision, usize), String> {
-    let found = kept.decided.iter().find(|(decided, _)| *decided == sequence);
-    let Some((_, text)) = found else { return Ok((Decision::default(), 0)) };
-    let decision = serde_json::from_str(text);
-    let decision =
-        decision.map_err(|error| format!("the stored decision cannot be read: {error}"))?;
-    Ok((decision, text.len()))
-}
-
-/// Drops decisions that cannot be needed any more: `first` is the first event that is not done.
-fn forget(decided: &mut Vec<(Sequence, String)>, first: u64) {
-    decided.retain(|(sequence, _)| sequence.get() >= first.saturating_sub(KEPT_US));
-    let done = decided.partition_point(|(sequence, _)| sequence.get() < first);
-    let mut bytes = 0;
-    let fits = |(_, text): &&(Sequence, String)| {
-        bytes += text.len();
-        bytes <= KEPT_MAX_BYTES
-    };
-    let kept = decided[..done].iter().rev().take(KEPT_MAX).take_while(fits).count();
-    decided.drain(..done - kept);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn decisions_are_kept_for_the_slice_and_some_seconds_and_a_bounded_number_of_them() {
-        let mut decided: Vec<_> = (0..1_000_u64)
-            .map(|n| (Sequence::new(10_000_000 + n * 10_000), String::new()))
-            .collect();
-        // The slice starts at the 900th; five seconds are 500 events.
-        let first = 10_000_000 + 900 * 10_000;
-        forget(&mut decided, first);
-        assert_eq!(decided.len(), 100 + KEPT_MAX);
-        assert_eq!(decided.last().unwrap().0.get(), 10_000_000 + 999 * 10_000);
-        for (_, text) in &mut decided {
-            *text = "x".repeat(KEPT_MAX_BYTES / 3);
-        }
-        forget(&mut decided, first);
-        assert_eq!(decided.len(), 100 + 3);
-        forget(&mut decided, first + 60_000_000);
-        assert!(decided.is_empty());
     }
 }

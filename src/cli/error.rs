@@ -1,35 +1,21 @@
-//! The errors of a command, and the exit codes that scripts read.
+//! The errors of a command.
 
 use std::io;
 use std::path::PathBuf;
 
-use super::remedy::explain;
+use super::exit::Exit;
+use super::remedy::{explain, of_start};
 use crate::app::AppError;
 use crate::config::ConfigError;
 use crate::formats::TooNew;
 use crate::id::{LetterId, Offset, PipelineName};
-use crate::mongo::client::MongoError;
 use crate::pipeline::Protected;
 use crate::queue::SET_MAX;
 use crate::redis::RedisError;
-use crate::redis::private::PrivateRedisError;
+use crate::redis::private::{PrivateRedisError, log_of};
 use crate::replay::ReplayRefused;
 use crate::sandbox::SandboxError;
 use crate::telemetry::TelemetryError;
-
-/// The exit codes, after `sysexits.h`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Exit {
-    /// Success.
-    Good = 0,
-    /// The command failed.
-    Failed = 1,
-    /// The command line or the configuration is wrong.
-    Usage = 64,
-    /// A service that Fairlane needs is unavailable.
-    Unavailable = 69,
-}
 
 /// Why a command failed. Each text is complete: it names the problem and the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +33,7 @@ pub enum CliError {
     #[error("{}; {}", .0, explain(.0).1)]
     Away(#[source] RedisError),
     /// The private Redis does not answer.
-    #[error("the private Redis under {} does not answer within {seconds} s: it hangs, loads its data, or starts; its log is in that directory", dir.display())]
+    #[error("the private Redis under {} does not answer within {seconds} s: it hangs, loads its data, or starts; its log is {}", dir.display(), log_of(dir).display())]
     PrivateSilent {
         /// `data_dir`.
         dir: PathBuf,
@@ -294,7 +280,7 @@ pub enum CliError {
         imported: u64,
     },
     /// Publishing stopped early.
-    #[error("{source}; {} (up to line {line}){}", accepted_text(*published), unknown_text(*unknown))]
+    #[error("{source}; {}{}{}", accepted_text(*published), up_to_text(*line), unknown_text(*unknown))]
     PublishStopped {
         /// The cause.
         #[source]
@@ -303,8 +289,8 @@ pub enum CliError {
         published: u64,
         /// The number of events without a confirmation: Redis may or may not have them.
         unknown: u64,
-        /// Redis accepted every valid line up to this one.
-        line: u64,
+        /// Redis accepted every valid line up to this one; `None`: the events are of no file.
+        line: Option<u64>,
     },
     /// `check` found a failure.
     #[error("{failed} of the checks failed")]
@@ -324,7 +310,7 @@ pub enum CliError {
     #[error("signals cannot be listened for: {0}")]
     Signals(#[source] io::Error),
     /// The service failed to start or to stop.
-    #[error(transparent)]
+    #[error("{}", of_start(.0))]
     App(#[from] AppError),
     /// A bench, the demo or the generator stopped early.
     #[error(transparent)]
@@ -340,120 +326,21 @@ pub enum CliError {
 }
 
 impl CliError {
-    /// The exit code for scripts.
-    #[must_use]
-    pub fn exit(&self) -> Exit {
-        match self {
-            Self::Config(_)
-            | Self::Telemetry(_)
-            | Self::Address
-            | Self::Shards { .. }
-            | Self::TooNew(_)
-            | Self::UnknownPipeline { .. }
-            | Self::UnknownLog { .. }
-            | Self::BeyondEnd { .. }
-            | Self::WhichPipeline { .. }
-            | Self::NoPipeline
-            | Self::NoHistory(_)
-            | Self::NoTerminal
-            | Self::NotWritten { .. }
-            | Self::NotConfirmed(_)
-            | Self::Purge(_)
-            | Self::Replay(_)
-            | Self::InputMissing { .. }
-            | Self::NoStream { .. }
-            | Self::NoSecret
-            | Self::Private(
-                PrivateRedisError::PathTooLong { .. } | PrivateRedisError::Directory { .. },
-            ) => Exit::Usage,
-            Self::Private(_)
-            | Self::PrivateSilent { .. }
-            | Self::Away(_)
-            | Self::NoAnswer(_)
-            | Self::Bus(_)
-            | Self::Store(RedisError::Version { .. })
-            | Self::ImportStopped { passing: true, .. } => Exit::Unavailable,
-            Self::App(error) => of_app(error),
-            Self::Sandbox(error) => error.into(),
-            Self::PublishStopped { source, .. }
-            | Self::ReplayStopped { source, .. }
-            | Self::LettersStopped { source, .. } => source.exit(),
-            Self::Findings { exit, .. } => *exit,
-            Self::Store(_)
-            | Self::StillEnabled(_)
-            | Self::StillRuns { .. }
-            | Self::NoDeadLetter { .. }
-            | Self::NotificationGone(..)
-            | Self::Input { .. }
-            | Self::LinesRefused(_)
-            | Self::ImportRefused(_)
-            | Self::ImportInput { .. }
-            | Self::ImportStopped { .. }
-            | Self::Output(_)
-            | Self::Terminal(_)
-            | Self::Receiver(_)
-            | Self::Json(_)
-            | Self::Signals(_)
-            | Self::TooManySet
-            | Self::NoEvent
-            | Self::Moving { .. }
-            | Self::NoNotification
-            | Self::NotificationOver(_)
-            | Self::ReplayHeld(_)
-            | Self::Faults { .. } => Exit::Failed,
-        }
+    /// Publishing stopped behind `published` events, at a batch of `batch` further ones.
+    pub(super) fn publish_stopped(
+        error: RedisError,
+        published: u64,
+        batch: u64,
+        line: Option<u64>,
+    ) -> Self {
+        let unknown = if error.may_have_run() { batch } else { 0 };
+        Self::PublishStopped { source: Box::new(error.into()), published, unknown, line }
     }
 }
 
 impl From<RedisError> for CliError {
     fn from(error: RedisError) -> Self {
         if error.is_passing() { Self::Away(error) } else { Self::Store(error) }
-    }
-}
-
-impl From<&SandboxError> for Exit {
-    fn from(error: &SandboxError) -> Self {
-        match error {
-            SandboxError::PrivateRedis(_) | SandboxError::Store(_) => Self::Unavailable,
-            SandboxError::App(error) => of_app(error),
-            _ => Self::Failed,
-        }
-    }
-}
-
-fn of_app(error: &AppError) -> Exit {
-    match error {
-        AppError::PrivateRedis(_)
-        | AppError::PrivateMongo(_)
-        | AppError::Full { .. }
-        | AppError::Store(_)
-        | AppError::Mongo(
-            MongoError::Away { .. } | MongoError::Lookup { .. } | MongoError::Silent { .. },
-        ) => Exit::Unavailable,
-        AppError::Bind(_)
-        | AppError::Observe(_)
-        | AppError::Signals(_)
-        | AppError::Route { .. }
-        | AppError::Outbound(_)
-        | AppError::SigningKey { .. }
-        | AppError::Recorder(_)
-        | AppError::Panicked => Exit::Failed,
-        AppError::Config(_)
-        | AppError::Bus { .. }
-        | AppError::NoBus { .. }
-        | AppError::Files { .. }
-        | AppError::Handler { .. }
-        | AppError::PushUrl { .. }
-        | AppError::Filter { .. }
-        | AppError::OrderBy { .. }
-        | AppError::Shards { .. }
-        | AppError::TooNew(_)
-        | AppError::StreamShared { .. }
-        | AppError::Auth(_)
-        | AppError::Headers(_)
-        | AppError::Tracing { .. }
-        | AppError::Mongo(_)
-        | AppError::RedisUrl(_) => Exit::Usage,
     }
 }
 
@@ -486,6 +373,10 @@ fn accepted_text(published: u64) -> String {
         1 => "1 event was accepted".to_owned(),
         n => format!("{n} events were accepted"),
     }
+}
+
+fn up_to_text(line: Option<u64>) -> String {
+    line.map_or_else(String::new, |line| format!(" (up to line {line})"))
 }
 
 fn unknown_text(unknown: u64) -> String {

@@ -6,15 +6,21 @@
 //! `redis_replica_lag_bytes`, `counters_unflushed*`, `notifications_due`,
 //! `notifications_overdue_seconds`) are sampled by one process at a time: use their `max`. No label ever contains a bot.
 
+mod bus;
+mod pipeline;
 mod removed;
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use metrics::{Counter, Gauge, Histogram, Unit, counter, gauge, histogram};
+use metrics::{Counter, Unit, counter, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::time::Instant;
 
+pub(crate) use self::bus::bus_pipelines;
+pub use self::bus::{BusMetrics, bus_invalid};
+pub use self::pipeline::PipelineMetrics;
+pub(crate) use self::pipeline::{history_dropped, workers_share};
 pub(crate) use self::removed::{Shown, show_only};
 use crate::id::PipelineName;
 use crate::quotas;
@@ -73,7 +79,7 @@ table! {
     QUEUE_DROPPED "queue_dropped_total" Counter "Events dropped because the queue of their bot was full (on_overflow = drop_new)";
     DEAD_LETTERS "dead_letters" Gauge "Dead letters kept";
     DEAD_LETTERS_REMOVED "dead_letters_removed_total" Counter "Dead letters removed because there were too many or they were too old";
-    QUOTA_REFUSED "quota_refused_total" Counter "What bots were not given because they hold as much as their quota, by quota: requests, copies of events, dead letters";
+    QUOTA_REFUSED "quota_refused_total" Counter "What bots were not given because they hold as much as their quota, by quota: requests, copies of events, dead letters, events that a handler delays (each attempt)";
     EVENTS "events_total" Counter "Events by outcome: done, retried, dead, expired, later";
     HANDLE_SECONDS "handle_seconds" Seconds "Duration of a handler for a slice";
     DWELL_SECONDS "dwell_seconds" Seconds "Time from the arrival of an event in its queue to done";
@@ -86,7 +92,7 @@ table! {
     WORKERS_SHARE "workers_share" Gauge "Share of the target workers that run: below 1 while Redis or a needed MongoDB is much slower than usual";
     DEMAND_RATIO "demand_ratio" Gauge "Workers that the load needs, divided by their maximum";
     SCRIPT_SECONDS "script_seconds" Seconds "Round trip of a script, all its calls in one write";
-    HTTP_REQUESTS "http_requests_total" Counter "HTTP requests answered, by route and status code";
+    HTTP_REQUESTS "http_requests_total" Counter "HTTP requests by route and status code of the answer; 499: the connection ended while the request was handled; 500 also if its handler panicked";
     HTTP_SECONDS "http_seconds" Seconds "Time from the first byte of an HTTP request to the last byte of its answer, by route; without requests refused by admission control";
     HTTP_BODY_SECONDS "http_body_seconds" Seconds "Part of http_seconds: the time until the body of the request has arrived, by route; only requests with a body";
     HTTP_HANDLER_SECONDS "http_handler_seconds" Seconds "Part of http_seconds: the time of the handler until the head of the answer, by route";
@@ -268,61 +274,6 @@ pub(crate) fn redis_unconfirmed() {
     counter!(REDIS_UNCONFIRMED).increment(1);
 }
 
-/// The metrics of one bus stream.
-#[derive(Clone)]
-pub struct BusMetrics {
-    /// Events read.
-    pub events: Counter,
-    /// Unread entries.
-    pub lag: Gauge,
-    /// Gaps.
-    pub gap: Counter,
-    /// Entries trimmed.
-    pub trimmed: Counter,
-}
-
-impl BusMetrics {
-    /// The handles of `stream`, at 0.
-    #[must_use]
-    pub fn new(stream: &str) -> Self {
-        let label = || stream.to_owned();
-        let metrics = Self {
-            events: counter!(BUS_EVENTS, "stream" => label()),
-            lag: gauge!(BUS_LAG, "stream" => label()),
-            gap: counter!(BUS_GAP, "stream" => label()),
-            trimmed: counter!(BUS_TRIMMED, "stream" => label()),
-        };
-        for counter in [&metrics.events, &metrics.gap, &metrics.trimmed] {
-            counter.absolute(0);
-        }
-        counter!(BUS_TOMBSTONES).absolute(0);
-        let reasons = ["field", "size", "json", "msgpack", "attribute", "botid"];
-        // Only records of NATS and Kafka have these.
-        let of_records = ["header", "format", "data", "plain", "mapping"];
-        for reason in reasons.into_iter().chain(of_records) {
-            counter!(BUS_INVALID, "reason" => reason).absolute(0);
-        }
-        metrics
-    }
-}
-
-impl std::fmt::Debug for BusMetrics {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("BusMetrics")
-    }
-}
-
-/// The number of pipelines that take events from the bus.
-#[expect(clippy::cast_precision_loss, reason = "a count of pipelines")]
-pub(crate) fn bus_pipelines(count: usize) {
-    gauge!(BUS_PIPELINES).set(count as f64);
-}
-
-/// A bus entry that cannot be read.
-pub fn bus_invalid(reason: &'static str) {
-    counter!(BUS_INVALID, "reason" => reason).increment(1);
-}
-
 /// Events of a type that no pipeline takes.
 pub fn unmatched(kind: &str, events: u64) {
     counter!(UNMATCHED, "type" => kind.to_owned()).increment(events);
@@ -336,130 +287,6 @@ pub(crate) fn audit_lost(actions: u64) {
 /// Time from reading a batch until all its copies are queued.
 pub fn fanout_seconds(took: Duration) {
     histogram!(FANOUT_SECONDS).record(took.as_secs_f64());
-}
-
-/// Metrics of one pipeline. Every series exists from the start, at 0.
-#[derive(Clone)]
-#[expect(missing_docs, reason = "each is the metric of the same name in the table above")]
-pub struct PipelineMetrics {
-    pub copies: Counter,
-    pub filter_errors: Counter,
-    pub depth: Gauge,
-    pub ready: Gauge,
-    pub leased: Gauge,
-    pub async_leases: Gauge,
-    pub parked: Gauge,
-    pub throttled: Gauge,
-    pub set_aside: Gauge,
-    pub tokens: Counter,
-    pub paused: Gauge,
-    pub oldest_age: Gauge,
-    pub dropped: Counter,
-    pub repeated: Counter,
-    pub dead_letters: Gauge,
-    pub letters_removed: Counter,
-    pub done: Counter,
-    pub retried: Counter,
-    pub dead: Counter,
-    pub expired: Counter,
-    pub later: Counter,
-    pub handle_seconds: Histogram,
-    pub dwell_seconds: Histogram,
-    pub slice_events: Histogram,
-    pub leases_lost: Counter,
-    pub stale_completions: Counter,
-    pub workers_busy: Gauge,
-    pub workers_idle: Gauge,
-    pub workers_target: Gauge,
-    pub demand_ratio: Gauge,
-}
-
-impl PipelineMetrics {
-    /// The handles of `pipeline`.
-    #[must_use]
-    pub fn new(pipeline: &PipelineName) -> Self {
-        let label = || pipeline.as_str().to_owned();
-        let count = |name: &'static str| counter!(name, "pipeline" => label());
-        let level = |name: &'static str| gauge!(name, "pipeline" => label());
-        let observe = |name: &'static str| histogram!(name, "pipeline" => label());
-        let bots =
-            |state: &'static str| gauge!(QUEUE_BOTS, "pipeline" => label(), "state" => state);
-        let workers =
-            |state: &'static str| gauge!(WORKERS, "pipeline" => label(), "state" => state);
-        let outcome =
-            |name: &'static str| counter!(EVENTS, "pipeline" => label(), "outcome" => name);
-        let metrics = Self {
-            copies: count(FANOUT_COPIES),
-            filter_errors: count(FANOUT_FILTER_ERRORS),
-            depth: level(QUEUE_DEPTH),
-            ready: bots("ready"),
-            leased: bots("leased"),
-            async_leases: level(ASYNC_LEASES),
-            parked: bots("parked"),
-            throttled: level(BOTS_THROTTLED),
-            set_aside: level(BOTS_SET_ASIDE),
-            tokens: count(RATE_TOKENS),
-            paused: bots("paused"),
-            oldest_age: level(QUEUE_OLDEST_AGE),
-            dropped: count(QUEUE_DROPPED),
-            repeated: count(FANOUT_REPEATED),
-            dead_letters: level(DEAD_LETTERS),
-            letters_removed: count(DEAD_LETTERS_REMOVED),
-            done: outcome("done"),
-            retried: outcome("retried"),
-            dead: outcome("dead"),
-            expired: outcome("expired"),
-            later: outcome("later"),
-            handle_seconds: observe(HANDLE_SECONDS),
-            dwell_seconds: observe(DWELL_SECONDS),
-            slice_events: observe(SLICE_EVENTS),
-            leases_lost: count(LEASES_LOST),
-            stale_completions: count(STALE_COMPLETIONS),
-            workers_busy: workers("busy"),
-            workers_idle: workers("idle"),
-            workers_target: level(WORKERS_TARGET),
-            demand_ratio: level(DEMAND_RATIO),
-        };
-        for counter in [
-            &metrics.copies,
-            &metrics.filter_errors,
-            &metrics.tokens,
-            &metrics.dropped,
-            &metrics.repeated,
-            &metrics.letters_removed,
-            &metrics.done,
-            &metrics.retried,
-            &metrics.dead,
-            &metrics.expired,
-            &metrics.later,
-            &metrics.leases_lost,
-            &metrics.stale_completions,
-        ] {
-            counter.absolute(0);
-        }
-        metrics
-    }
-}
-
-impl std::fmt::Debug for PipelineMetrics {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("PipelineMetrics")
-    }
-}
-
-/// The share of the workers of `pipeline` that run. Only processes with a pool have the series: 0
-/// would mean that no worker runs.
-pub(crate) fn workers_share(pipeline: &PipelineName) -> Gauge {
-    let gauge = gauge!(WORKERS_SHARE, "pipeline" => pipeline.as_str().to_owned());
-    gauge.set(1.0);
-    gauge
-}
-
-/// Attempts of `pipeline` that are not kept.
-pub(crate) fn history_dropped(pipeline: &PipelineName) -> Counter {
-    let counter = counter!(HISTORY_DROPPED, "pipeline" => pipeline.as_str().to_owned());
-    counter.absolute(0);
-    counter
 }
 
 /// Why a span is lost.

@@ -11,14 +11,16 @@
 //!   Each lease needs one, and its slice has as many events as it gets tokens. While Redis is slow, it
 //!   takes more at once, and they may be older, see [`Shared::late`].
 
+mod reserved;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::warn;
 
+pub(super) use self::reserved::{Reserved, Share};
 use super::Shared;
-use super::board::Ask;
 use crate::rate::Bucket;
 use crate::redis::keys::ShardKeys;
 use crate::redis::scripts::{Budget, Budgeted};
@@ -382,54 +384,6 @@ impl Total {
     }
 }
 
-/// How many events each slice of a claim may have, and the tokens for them.
-#[derive(Debug, Clone)]
-pub(super) struct Share {
-    /// `None`: nothing limits events.
-    total: Option<Arc<Total>>,
-    /// Maximum number of events of a slice.
-    pub(super) events: usize,
-    /// The stamps of the grants of the reserved token, and of the others.
-    reserved: u64,
-    more: u64,
-}
-
-impl Share {
-    /// Without limits.
-    pub(super) fn unlimited(events: usize) -> Self {
-        Self { total: None, events, reserved: 0, more: 0 }
-    }
-
-    /// Those of one slice.
-    pub(super) fn tokens(&self) -> Tokens {
-        Tokens { share: self.clone(), used: 0 }
-    }
-}
-
-/// The tokens of one slice. Those that it does not use go back, also if its read is cancelled.
-#[derive(Debug)]
-pub(super) struct Tokens {
-    share: Share,
-    used: usize,
-}
-
-impl Tokens {
-    /// The slice has this number of events.
-    pub(super) fn used(mut self, events: usize) {
-        self.used = events;
-    }
-}
-
-impl Drop for Tokens {
-    fn drop(&mut self) {
-        let Share { total: Some(total), events, reserved, more } = &self.share else { return };
-        if self.used == 0 {
-            total.put_back(1, *reserved);
-        }
-        total.put_back(events.saturating_sub(self.used.max(1)), *more);
-    }
-}
-
 /// The shard that keeps the limits.
 fn shard_of_limits(shared: &Shared) -> &ShardKeys {
     &shared.queue.shards()[0]
@@ -450,48 +404,6 @@ impl Shared {
 pub(super) struct Asked {
     pub(super) leases: usize,
     stamp: u64,
-}
-
-/// What a claim reserved, until its answer. Without limits: nothing.
-#[derive(Debug)]
-pub(super) struct Reserved(Option<(Arc<Total>, Asked)>);
-
-impl Reserved {
-    /// Gives back what these claims do not ask for. Call [`Self::of`] once for each of them.
-    pub(super) fn split(shared: &Shared, asked: Option<Asked>, asks: &[Ask]) -> Self {
-        let total = shared.total.as_ref();
-        let Some((total, asked)) = total.zip(asked) else { return Self(None) };
-        let needed = leases_of(asks).min(asked.leases);
-        total.answered(Asked { leases: asked.leases - needed, ..asked }, 0);
-        Self(Some((Arc::clone(total), Asked { leases: 0, ..asked })))
-    }
-
-    /// The part of these claims.
-    pub(super) fn of(&self, asks: &[Ask]) -> Self {
-        let part = |(total, asked): &(Arc<Total>, Asked)| {
-            (Arc::clone(total), Asked { leases: leases_of(asks), ..*asked })
-        };
-        Self(self.0.as_ref().map(part))
-    }
-
-    /// The claims returned this number of leases. Returns what each of them may have, see [`Total::share`].
-    pub(super) fn answered(mut self, leases: usize, usual: usize) -> Share {
-        let Some((total, asked)) = self.0.take() else { return Share::unlimited(usual) };
-        total.answered(asked, leases);
-        total.share(asked, leases, usual)
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        if let Some((total, asked)) = self.0.take() {
-            total.answered(asked, 0);
-        }
-    }
-}
-
-fn leases_of(asks: &[Ask]) -> usize {
-    asks.iter().map(|ask| ask.max).sum()
 }
 
 #[cfg(test)]
