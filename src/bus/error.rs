@@ -1,6 +1,5 @@
 //! Why a bus gave no valid answer.
 
-use crate::breaker::Away;
 use crate::fanout::FanoutError;
 use crate::id::Offset;
 use crate::redis::RedisError;
@@ -89,16 +88,6 @@ impl From<FanoutError> for BusError {
                 };
                 Self::Refused { bus: log, cause: error.to_string() }
             }
-        }
-    }
-}
-
-impl Away for BusError {
-    fn is_away(&self) -> bool {
-        match self {
-            Self::Redis(error) => error.is_away(),
-            Self::Connect { .. } => true,
-            _ => false,
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tracing::{error, warn};
 
 use super::source::{Batch, Fetched, Log, Opened, Outgoing, Progress, Released, Source, Standing};
-use super::{BusError, Entry, EntryError, InvalidEntry, RAW_MAX, gap, publish};
+use super::{BusError, Entry, EntryError, InvalidEntry, RAW_MAX, gap, pages, publish};
 use crate::clock::{SharedClock, millis};
 use crate::event::Event;
 use crate::id::Offset;
@@ -119,7 +119,7 @@ impl RedisStream {
         Self { retention: Some(retention), ..self }
     }
 
-    /// The entries after `after`, up to those of `until_ms`, at most `max`.
+    /// The entries after `after`, up to those of `until_ms`, at most `max`; and their bytes.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
@@ -128,15 +128,15 @@ impl RedisStream {
         after: Offset,
         until_ms: u64,
         max: usize,
-    ) -> Result<Vec<Entry>, RedisError> {
+    ) -> Result<(Vec<Entry>, u64), RedisError> {
         let mut command = redis::cmd("XRANGE");
         command.arg(&*self.name).arg(format!("({after}")).arg(until_ms).arg("COUNT").arg(max);
         let misread = self.misread("XRANGE");
-        let found = match self.link.command("XRANGE", command).await? {
-            Value::Array(found) => found,
+        let (bytes, found) = match self.link.command("XRANGE", command).await? {
+            Value::Array(found) => (found.iter().map(pages::bytes).sum(), found),
             other => return Err(misread(ReplyError::unexpected("entries", &format!("{other:?}")))),
         };
-        entries(found, &self.reserved).map_err(misread)
+        Ok((entries(found, &self.reserved).map_err(misread)?, bytes))
     }
 
     /// Returns the extent of the stream.
@@ -405,7 +405,7 @@ impl Fetched for Raw {
     fn decode(self: Box<Self>) -> Result<Vec<Batch>, BusError> {
         let entries = entries(self.entries, &self.reserved).map_err(self.misread)?;
         let Some(end) = entries.last().map(|entry| entry.offset) else { return Ok(Vec::new()) };
-        Ok(vec![Batch { log: 0, entries, skipped: 0, end, added_ms: end.ms }])
+        Ok(vec![Batch { entries, end, added_ms: end.ms, ..Batch::default() }])
     }
 }
 

@@ -89,7 +89,7 @@ pub struct Released {
 }
 
 /// Consecutive entries of a log.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Batch {
     /// The place of the log in the last [`Source::open`].
     pub log: usize,
@@ -97,6 +97,8 @@ pub struct Batch {
     pub entries: Vec<Entry>,
     /// Number of entries that are left out: tombstones, and what the client does not read.
     pub skipped: usize,
+    /// The offsets of those tombstones.
+    pub tombstones: Vec<Offset>,
     /// The offset up to which this batch covers the log: of the last entry, or later.
     pub end: Offset,
     /// When the last entry was added, ms since 1970; 0: not known.

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::Wanted;
+use super::gather::Wanted;
 use crate::id::{BotId, Offset};
 use crate::ledger::Posting;
 use crate::redis::scripts::EventName;

@@ -10,8 +10,9 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::call::CallBatch;
+use super::gather::{Gathered, Stamped};
 use super::positions::{Position, moved, stand};
-use super::{FanoutError, Gathered, Route, Stamped};
+use super::{FanoutError, Route};
 use crate::clock::millis;
 use crate::event::Event;
 use crate::expression::Facts;
@@ -82,20 +83,21 @@ impl Route {
         self.interest.as_ref().is_none_or(|interest| interest.wants(event))
     }
 
-    /// Whether the event passes the pipeline's filter.
-    pub(super) fn passes(&self, event: &Event) -> bool {
-        let Some(filter) = &self.filter else { return true };
-        let matches = Facts::of(event).and_then(|facts| filter.matches(&facts));
-        matches.unwrap_or_else(|error| {
-            self.metrics.filter_errors.increment(1);
-            if let Some(suppressed) = self.warned.take() {
-                warn!(pipeline = %self.queue.name(), id = event.id(), %error, suppressed,
-                    "the filter failed on an event: no match; more such within a minute are only counted");
-            } else {
-                debug!(pipeline = %self.queue.name(), id = event.id(), %error, "no match");
+    /// Whether the event passes the pipeline's filter. `None`: the filter failed on it, and it is no match.
+    pub(super) fn passes(&self, event: &Event) -> Option<bool> {
+        let Some(filter) = &self.filter else { return Some(true) };
+        match Facts::of(event).and_then(|facts| filter.matches(&facts)) {
+            Ok(passes) => Some(passes),
+            Err(error) => {
+                if let Some(suppressed) = self.warned.take() {
+                    warn!(pipeline = %self.queue.name(), id = event.id(), %error, suppressed,
+                        "the filter failed on an event: no match; more such within a minute are only counted");
+                } else {
+                    debug!(pipeline = %self.queue.name(), id = event.id(), %error, "no match");
+                }
+                None
             }
-            false
-        })
+        }
     }
 
     /// Maximum number of events in one call. In a sparse backlog, each call leases its bots, so the
@@ -251,7 +253,7 @@ impl Route {
                     let Some(batch) = calls.pop_front() else { break };
                     let Some(stands) = &mut stands else { continue };
                     let lasts: Vec<_> = if calls.is_empty() {
-                        of_shard.iter().map(|&log| (log, gathered.covered[log].end)).collect()
+                        of_shard.iter().map(|&log| (log, gathered.end(log))).collect()
                     } else {
                         batch.lasts.clone()
                     };

@@ -12,21 +12,25 @@
 
 mod call;
 mod copy;
+mod gather;
 mod interest;
 mod positions;
 mod read;
 pub(crate) mod starts;
+mod traced;
 pub(crate) mod unmatched;
 
 use self::copy::Copying;
+pub use self::gather::{Covered, Gathered};
 pub use self::interest::Interest;
 pub(crate) use self::interest::guarded;
 pub use self::positions::Positions;
+pub(crate) use self::positions::Waiting;
 pub use self::read::{Range, Read, is_in};
 pub use self::starts::NewStart;
 use self::starts::{LogEnd, Starts};
-use self::unmatched::{Found, Unmatched};
-use std::collections::{HashMap, HashSet};
+use self::unmatched::Unmatched;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,10 +41,8 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use crate::event::Event;
-use crate::event::entry::Entry;
 use crate::expression::{Filter, Glob};
-use crate::id::{BotId, Offset, Shard};
-use crate::ledger::Posting;
+use crate::id::{Offset, Shard};
 use crate::metrics::{self, PipelineMetrics};
 use crate::pool::Places;
 use crate::presence::Meter;
@@ -48,12 +50,8 @@ use crate::queue::Queue;
 use crate::redis::RedisError;
 use crate::redis::scripts::EventName;
 use crate::telemetry::OncePerMinute;
-use crate::trace::{Copied, Tracer};
+use crate::trace::Tracer;
 
-/// When this number of events, bytes or batches is gathered, they are copied first.
-const GATHERED_EVENTS: usize = 2_000;
-const GATHERED_BYTES: usize = 4 << 20;
-const GATHERED_BATCHES: usize = 8;
 /// Number of logs whose positions are read concurrently.
 const LOGS_AT_ONCE: usize = 16;
 /// Maximum number of event types whose matches are cached.
@@ -83,9 +81,6 @@ pub struct Route {
     /// Limits the log line about full queues.
     pub full: OncePerMinute,
 }
-
-/// An event as stored in a queue with a ledger, and its ledger entry.
-type Stamped = (Vec<u8>, Option<Posting>);
 
 /// Why a batch could not be copied. In each case the reader reads the positions again and continues
 /// from [`Positions::lowest`].
@@ -148,72 +143,6 @@ pub struct Fanout {
     window: Duration,
 }
 
-/// The matching events of the batches since the last copy.
-#[derive(Debug, Default)]
-pub struct Gathered {
-    events: Vec<Wanted>,
-    /// Per pipeline, the indexes of its events.
-    wanted: Vec<Vec<usize>>,
-    /// Per pipeline with a ledger, these events as it stores them.
-    stamped: Vec<Vec<Stamped>>,
-    /// Events of a type that no pipeline takes.
-    unmatched: Found,
-    /// Events whose trace is recorded, with the places of their logs.
-    traced: Vec<(usize, Copied)>,
-    bytes: usize,
-    batches: usize,
-    /// What was read of each log.
-    covered: Vec<Covered>,
-    /// The names of the wanted events, if repetitions are dropped.
-    names: HashSet<EventName>,
-}
-
-/// What was read of a log.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Covered {
-    /// Up to where.
-    pub end: Offset,
-    /// Number of entries.
-    pub entries: u64,
-    /// Number of those that were not read for other shards before.
-    pub new: u64,
-    /// Whether anything was read.
-    is_read: bool,
-}
-
-/// An event that at least one pipeline wants.
-#[derive(Debug)]
-struct Wanted {
-    log: usize,
-    offset: Offset,
-    bot: BotId,
-    /// `None` if only pipelines with a ledger want it.
-    encoded: Option<Vec<u8>>,
-    /// Zero if repetitions are not dropped.
-    name: EventName,
-}
-
-impl Gathered {
-    /// Whether there was no batch since the last copy.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.batches == 0
-    }
-
-    /// The places of the logs of these batches, and what was read of each.
-    pub fn covers(&self) -> impl Iterator<Item = (usize, Covered)> {
-        self.covered.iter().copied().enumerate().filter(|(_, covered)| covered.is_read)
-    }
-
-    /// Whether to copy now, although more entries are available.
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        self.events.len() >= GATHERED_EVENTS
-            || self.bytes >= GATHERED_BYTES
-            || self.batches >= GATHERED_BATCHES
-    }
-}
-
 impl Fanout {
     /// The fan-out into `routes`, with the starts of `starts`. Drops repetitions of events for
     /// `window`; zero: copies them too.
@@ -265,14 +194,18 @@ impl Fanout {
         };
         let found = join_all(self.routes.iter().map(of_route)).await;
         let (mut pipelines, mut away, mut no_start) = (Vec::with_capacity(found.len()), None, None);
-        for (route, found) in self.routes.iter().zip(found) {
+        let mut waiting = Vec::new();
+        for (place, (route, found)) in self.routes.iter().zip(found).enumerate() {
             match found {
                 Ok((positions, unavailable)) => {
                     pipelines.push(positions);
                     away = unavailable.map(FanoutError::from).or(away);
                 }
-                // The others are read meanwhile, and it is asked again.
-                Err(error @ FanoutError::NoStart { .. }) => {
+                Err(error) => {
+                    let FanoutError::NoStart { log, .. } = &error else { return Err(error) };
+                    // The others are read meanwhile, and it is asked again.
+                    let (pipeline, log) = (route.queue.name().clone(), Arc::from(&**log));
+                    waiting.push(Waiting { place, pipeline, log });
                     if let Some(suppressed) = self.waits_for_start.take() {
                         warn!(pipeline = %route.queue.name(), %error, suppressed,
                             "a new pipeline waits for its start; the others are read");
@@ -280,88 +213,15 @@ impl Fanout {
                     pipelines.push(vec![None; route.queue.shards().len()]);
                     no_start = Some(error);
                 }
-                Err(error) => return Err(error),
             }
         }
         let away = no_start.or(away);
         let names = logs.iter().map(|log| Arc::clone(&log.name)).collect();
-        let positions = Positions::new(names, pipelines);
+        let positions = Positions::new(names, pipelines).without_starts(waiting);
         match away {
             Some(error) if positions.lowest(0).is_none() => Err(error),
             _ => Ok(positions),
         }
-    }
-
-    /// Adds the matches of entries that directly follow the gathered ones of their log.
-    pub fn gather(
-        &self,
-        Read { log, end, known }: Read<'_>,
-        entries: &[Entry],
-        matches: &mut Matches,
-        gathered: &mut Gathered,
-    ) {
-        gathered.wanted.resize_with(self.routes.len(), Vec::new);
-        gathered.stamped.resize_with(self.routes.len(), Vec::new);
-        for Entry { offset, event } in entries {
-            let Ok(event) = event else { continue };
-            let name = if self.window.is_zero() { EventName::default() } else { name(event) };
-            if !self.window.is_zero() && gathered.names.contains(&name) {
-                let wants = |route: &&Route| route.concerns(event) && route.passes(event);
-                let taking = matches.of(&self.routes, event.kind()).iter();
-                let taking = taking.map(|&number| &self.routes[number]).filter(wants);
-                taking.for_each(|route| route.metrics.repeated.increment(1));
-                continue;
-            }
-            let (index, mut is_wanted, mut encoded) = (gathered.events.len(), false, None);
-            let mut is_taken = false;
-            for &number in matches.of(&self.routes, event.kind()) {
-                let route = &self.routes[number];
-                if !route.concerns(event) {
-                    continue;
-                }
-                is_taken = true;
-                if !route.passes(event) {
-                    continue;
-                }
-                is_wanted = true;
-                gathered.wanted[number].push(index);
-                if let Some(ledger) = route.queue.ledger() {
-                    let (event, posting) = ledger.enter(event);
-                    let bytes = event.encode();
-                    gathered.bytes += bytes.len();
-                    gathered.stamped[number].push((bytes, posting));
-                } else {
-                    encoded.get_or_insert_with(|| event.encode());
-                }
-            }
-            if !is_taken && !is_in(known, *offset) {
-                gathered.unmatched.add(event.kind());
-            }
-            if is_wanted {
-                if !self.window.is_zero() {
-                    gathered.names.insert(name);
-                }
-                if !is_in(known, *offset)
-                    && let Some(copied) = Copied::note(&self.tracer, event)
-                {
-                    let wanted = self.routes.iter().zip(&gathered.wanted);
-                    let wanted = wanted.filter(|(_, wanted)| wanted.last() == Some(&index));
-                    let names = wanted.map(|(route, _)| route.queue.name());
-                    gathered.traced.push((log, copied.into_pipelines(names)));
-                }
-                gathered.bytes += encoded.as_ref().map_or(0, Vec::len);
-                let (offset, bot) = (*offset, event.bot().clone());
-                gathered.events.push(Wanted { log, offset, bot, encoded, name });
-            }
-        }
-        gathered.batches += 1;
-        if gathered.covered.len() <= log {
-            gathered.covered.resize_with(log + 1, Covered::default);
-        }
-        let covered = &mut gathered.covered[log];
-        covered.entries += entries.len() as u64;
-        covered.new += entries.iter().filter(|entry| !is_in(known, entry.offset)).count() as u64;
-        (covered.end, covered.is_read) = (end, true);
     }
 
     /// Copies the gathered events, which directly follow `positions`, and moves the positions.
@@ -381,11 +241,14 @@ impl Fanout {
             if behind.is_none() {
                 self.rests();
             }
-            self.unmatched.count(&gathered.unmatched);
+            self.count(gathered);
             return Ok(());
         }
         let started = Instant::now();
         let logs = Arc::clone(positions.logs());
+        let traced = gathered.traced.iter();
+        let lacking: Vec<_> =
+            traced.map(|traced| self.lacking(gathered, traced.index, positions)).collect();
         let copying = Copying { logs: &logs, gathered, behind, window: self.window };
         // All pipelines concurrently: they share only the batch.
         let wanted = gathered.wanted.iter().zip(&gathered.stamped);
@@ -394,15 +257,22 @@ impl Fanout {
             let shards = route.group(copying, wanted, stamped, positions);
             route.enqueue(copying, shards, positions)
         });
-        for copied in join_all(copies).await {
-            copied?;
-        }
+        let done: Result<(), FanoutError> = join_all(copies).await.into_iter().collect();
+        // After an error too: the next session finds that these shards have the events.
+        self.trace(gathered, &lacking, positions, started.elapsed());
+        done?;
         metrics::fanout_seconds(started.elapsed());
-        for (log, copied) in &gathered.traced {
-            copied.done(&self.tracer, &logs[*log], started.elapsed());
-        }
-        self.unmatched.count(&gathered.unmatched);
+        self.count(gathered);
         Ok(())
+    }
+
+    /// Counts what was found in these batches: they are copied.
+    fn count(&self, gathered: &Gathered) {
+        self.unmatched.count(&gathered.unmatched);
+        for (Route { metrics, .. }, counts) in self.routes.iter().zip(&gathered.counts) {
+            metrics.repeated.increment(counts.repeated);
+            metrics.filter_errors.increment(counts.filter_errors);
+        }
     }
 
     /// Nothing is copied now.

@@ -22,6 +22,25 @@ pub struct Positions {
     logs: Arc<[Arc<str>]>,
     /// Per pipeline, per shard.
     pub(super) pipelines: Vec<Vec<Position>>,
+    /// The pipelines that wait for their start: all their shards are missing.
+    waiting: Vec<Waiting>,
+}
+
+/// A new pipeline of which the bus cannot tell where it starts in a log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    /// Its place among the pipelines.
+    pub(super) place: usize,
+    pub(crate) pipeline: PipelineName,
+    pub(crate) log: Arc<str>,
+}
+
+#[cfg(test)]
+impl Waiting {
+    /// The first pipeline waits.
+    pub(crate) fn of(pipeline: PipelineName, log: &str) -> Self {
+        Self { place: 0, pipeline, log: log.into() }
+    }
 }
 
 /// The position of a shard in each log; `None`: it is missing.
@@ -29,7 +48,17 @@ pub(crate) type Position = Option<Box<[Offset]>>;
 
 impl Positions {
     pub(crate) fn new(logs: Arc<[Arc<str>]>, pipelines: Vec<Vec<Position>>) -> Self {
-        Self { logs, pipelines }
+        Self { logs, pipelines, waiting: Vec::new() }
+    }
+
+    /// These pipelines wait for their starts.
+    pub(super) fn without_starts(self, waiting: Vec<Waiting>) -> Self {
+        Self { waiting, ..self }
+    }
+
+    /// The pipelines that wait for their starts.
+    pub(crate) fn waiting(&self) -> &[Waiting] {
+        &self.waiting
     }
 
     /// The names of the logs.
@@ -74,6 +103,15 @@ impl Positions {
     #[must_use]
     pub fn missing(&self) -> usize {
         self.pipelines.iter().flatten().filter(|position| position.is_none()).count()
+    }
+
+    /// The same without those that only wait for the start of their pipeline: no server of theirs can come
+    /// back.
+    #[must_use]
+    pub(crate) fn away(&self) -> usize {
+        let waits = |place: usize| self.waiting.iter().any(|waiting| waiting.place == place);
+        let started = self.pipelines.iter().enumerate().filter(|(place, _)| !waits(*place));
+        started.flat_map(|(_, shards)| shards).filter(|position| position.is_none()).count()
     }
 }
 
@@ -195,6 +233,18 @@ mod tests {
         assert!(positions.above(&[Some(at(7)), None]).is_none());
         let none = Positions::new(logs, vec![vec![None, None]]);
         assert_eq!((none.lowest(0), none.missing()), (None, 2));
+    }
+
+    #[test]
+    fn a_pipeline_that_waits_for_its_start_has_no_shard_whose_server_can_come_back() {
+        let shard = || Some(Box::from([at(5)]));
+        let pipelines = vec![vec![shard(), shard()], vec![None, None], vec![shard(), None]];
+        let (log, pipeline) = (Arc::from("x"), PipelineName::parse("new").unwrap());
+        let waiting = vec![Waiting { place: 1, pipeline, log: Arc::clone(&log) }];
+        let positions = Positions::new([log].into(), pipelines).without_starts(waiting.clone());
+        assert_eq!((positions.missing(), positions.away()), (3, 1));
+        let others = positions.above(&[None]).unwrap();
+        assert_eq!((others.waiting(), others.away()), (&*waiting, 1));
     }
 
     #[test]

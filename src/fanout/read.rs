@@ -20,4 +20,6 @@ pub struct Read<'a> {
     pub end: Offset,
     /// Entries that were read for other shards before, and are not counted again.
     pub known: &'a [Range],
+    /// The offsets of its tombstones.
+    pub tombstones: &'a [Offset],
 }

@@ -1,6 +1,12 @@
+use std::collections::HashSet;
+
 use futures_util::future::BoxFuture;
 
+use super::gather::{GATHERED_BATCHES, GATHERED_BYTES, GATHERED_EVENTS, Wanted};
 use super::*;
+use crate::event::entry::Entry;
+use crate::expression::Sees;
+use crate::id::BotId;
 
 fn event(bot: &str, source: &str, id: &str) -> Event {
     let bot = BotId::parse(bot).unwrap();
@@ -88,14 +94,16 @@ fn entry(at: u64, kind: &str, id: &str) -> Entry {
 }
 
 fn gather(fanout: &Fanout, entries: &[Entry]) -> Gathered {
+    gather_again(fanout, entries, &[])
+}
+
+/// The `known` ranges were read before.
+fn gather_again(fanout: &Fanout, entries: &[Entry], known: &[Range]) -> Gathered {
     let mut gathered = Gathered::default();
     let end = entries.last().map_or(Offset::default(), |entry| entry.offset);
-    fanout.gather(
-        Read { log: 0, end, known: &[] },
-        entries,
-        &mut Matches::default(),
-        &mut gathered,
-    );
+    let tombstones = [entry(1, "a", "1"), entry(9, "a", "1")].map(|entry| entry.offset);
+    let read = Read { log: 0, end, known, tombstones: &tombstones };
+    fanout.gather(read, entries, &mut Matches::default(), &mut gathered);
     gathered
 }
 
@@ -128,7 +136,7 @@ fn a_log_that_was_not_read_is_not_covered() {
     for (log, at) in [(2, 1), (2, 2), (0, 7)] {
         let entries = [entry(at, "a", "1")];
         fanout.gather(
-            Read { log, end: entries[0].offset, known: &[] },
+            Read { log, end: entries[0].offset, known: &[], tombstones: &[] },
             &entries,
             &mut matches,
             &mut gathered,
@@ -150,6 +158,51 @@ fn repetitions_in_what_is_gathered_are_dropped_if_they_are_to_be() {
     };
     assert_eq!(offsets(Duration::ZERO), (vec![1, 2, 3], 0));
     assert_eq!(offsets(Duration::from_secs(1)), (vec![1, 2], 2));
+}
+
+#[test]
+fn what_was_read_for_other_shards_before_is_counted_once() {
+    let filter = Filter::compile("event.data.vip", Sees::Event).unwrap();
+    let routes = vec![
+        route("all", &["*"], None),
+        Route { filter: Some(filter), ..route("vips", &["a"], None) },
+    ];
+    let fanout = fanout(routes, Duration::from_secs(1));
+    let entries = [entry(1, "a", "1"), entry(2, "a", "1"), entry(9, "a", "9"), entry(10, "a", "9")];
+    let of = |known: &[Range]| {
+        let gathered = gather_again(&fanout, &entries, known);
+        let (_, covered) = gathered.covers().next().unwrap();
+        let counts: Vec<_> =
+            gathered.counts.iter().map(|counts| (counts.repeated, counts.filter_errors)).collect();
+        (counts, covered.tombstones, covered.new)
+    };
+    assert_eq!(of(&[]), (vec![(2, 0), (0, 4)], 2, 4), "no event has data");
+    let at = |ms| Offset { ms, seq: 0 };
+    assert_eq!(of(&[(at(0), at(5))]), (vec![(1, 0), (0, 2)], 1, 2));
+    assert_eq!(of(&[(at(0), at(10))]), (vec![(0, 0); 2], 0, 0));
+}
+
+/// A shard that gets the event later has a span of its own.
+#[test]
+fn a_copy_is_traced_for_the_pipelines_whose_shards_get_it_now() {
+    let names = ["has-it", "gets-it", "is-missing", "is-lost", "wants-none"];
+    let routes =
+        names.map(|name| route(name, &[if name == "wants-none" { "b" } else { "a" }], None));
+    let fanout = fanout(routes.into(), Duration::ZERO);
+    let gathered = gather(&fanout, &[entry(3, "b", "0"), entry(5, "a", "1")]);
+    let positions = |stands: [Option<u64>; 5]| {
+        let of = |ms: Option<u64>| vec![ms.map(|ms| [Offset { ms, seq: 0 }].into()); 4];
+        Positions::new([Arc::from("log")].into(), stands.map(of).into())
+    };
+    let before = positions([Some(5), Some(4), None, Some(1), Some(1)]);
+    let lacking = fanout.lacking(&gathered, 1, &before);
+    assert_eq!(lacking, [1, 3]);
+    let after = positions([Some(5), Some(5), None, None, Some(5)]);
+    let got = fanout.got(&gathered, 1, &lacking, &after);
+    assert_eq!(got.iter().map(|name| name.as_str()).collect::<Vec<_>>(), ["gets-it"]);
+    // The server of the others answers again, and the event is read for them.
+    let later = positions([Some(5), Some(5), Some(2), Some(1), Some(5)]);
+    assert_eq!(fanout.lacking(&gathered, 1, &later), [2, 3]);
 }
 
 /// Wants nothing of the types whose names begin with `no`.

@@ -92,7 +92,6 @@ pub(crate) struct Copied {
     context: TraceContext,
     id: String,
     bot: BotId,
-    pipelines: Vec<String>,
 }
 
 impl Copied {
@@ -103,28 +102,23 @@ impl Copied {
         }
         let context = TraceContext::sampled_of(event)?;
         let (id, bot) = (event.id().to_owned(), event.bot().clone());
-        Some(Self { context, id, bot, pipelines: Vec::new() })
+        Some(Self { context, id, bot })
     }
 
-    /// It goes to these pipelines.
-    pub(crate) fn into_pipelines<'a>(
-        mut self,
-        names: impl Iterator<Item = &'a PipelineName>,
-    ) -> Self {
-        self.pipelines.extend(names.map(|name| name.as_str().to_owned()));
-        self
-    }
-
-    /// The copy, which took this long, is done.
-    pub(crate) fn done(&self, tracer: &Tracer, stream: &str, took: Duration) {
+    /// The copy into the queues of these pipelines, which took this long, is done.
+    pub(crate) fn done(
+        &self,
+        tracer: &Tracer,
+        stream: &str,
+        pipelines: &[&PipelineName],
+        took: Duration,
+    ) {
         let span = tracer.start(&self.context, Kind::Internal, || format!("copy {stream}"));
         let Some(span) = span else { return };
         let began = span.began().saturating_sub(took);
         let span = describe(span.since(began), "copy", stream, Some(&self.bot));
-        drop(
-            span.with("messaging.message.id", self.id.clone())
-                .with("fairlane.pipelines", self.pipelines.clone()),
-        );
+        let names: Vec<_> = pipelines.iter().map(|name| name.as_str().to_owned()).collect();
+        drop(span.with("messaging.message.id", self.id.clone()).with("fairlane.pipelines", names));
     }
 }
 

@@ -298,7 +298,7 @@ fn is_forbidden(error: &KafkaError) -> bool {
     error.rdkafka_error_code() == Some(Code::TopicAuthorizationFailed)
 }
 
-fn is_missing(error: &KafkaError) -> bool {
+pub(super) fn is_missing(error: &KafkaError) -> bool {
     let missing = [Code::UnknownTopicOrPartition, Code::UnknownTopic, Code::UnknownPartition];
     error.rdkafka_error_code().is_some_and(|code| missing.contains(&code))
 }

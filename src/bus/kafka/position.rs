@@ -11,6 +11,9 @@
 //! - *Made anew*, in any other case: reading starts at the first entry. If the topic was truncated
 //!   after all, its remaining entries are copied again. No entry is ever skipped.
 //!
+//! Nothing remembers where an incarnation began. So shards that were missing or ahead of others when a
+//! topic was truncated may get entries a second time that were still in the topic then.
+//!
 //! A topic that was made anew and has grown beyond the position before anybody looks is not noticed:
 //! its first entries are skipped.
 

@@ -3,7 +3,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use metrics::counter;
 use rdkafka::Message as _;
 use rdkafka::message::{BorrowedHeaders, BorrowedMessage, Headers as _};
 
@@ -14,7 +13,6 @@ use crate::bus::record::{Binding, Decoded, HEADERS_MAX, Place, RawRecord, decode
 use crate::bus::source::{Batch, Fetched};
 use crate::bus::{BusError, Entry, EntryError, InvalidEntry};
 use crate::id::Offset;
-use crate::metrics::BUS_TOMBSTONES;
 
 /// Maximum number of bytes kept of a record whose headers cannot be read.
 const RAW_MAX_BYTES: usize = 64 * 1_024;
@@ -148,7 +146,7 @@ impl Fetched for Raw {
 
 fn decoded(raw: &RawBatch, settings: &KafkaSettings) -> Batch {
     let mut entries = Vec::with_capacity(raw.records.len());
-    let (mut at, mut header_at, mut skipped) = (0, 0, 0);
+    let (mut at, mut header_at, mut tombstones) = (0, 0, Vec::new());
     let mut headers: Vec<(&str, &[u8])> = Vec::new();
     let topic = &*raw.partition.topic;
     for record in &raw.records {
@@ -165,29 +163,28 @@ fn decoded(raw: &RawBatch, settings: &KafkaSettings) -> Batch {
             headers.push((std::str::from_utf8(name).unwrap_or_default(), part(*value)));
         }
         header_at = record.headers;
+        let place = offset(raw.incarnation, record.offset + 1);
         let event = if let Some(wrong) = record.wrong {
             let value = value.unwrap_or_default();
             let raw = value[..value.len().min(RAW_MAX_BYTES)].to_vec();
             Err(InvalidEntry { error: wrong.error(), raw })
         } else {
             let partition = Some(raw.partition.number);
-            let place = u64::try_from(record.offset).unwrap_or(0);
-            let place = Place { log: topic, partition, offset: place };
+            let offset = u64::try_from(record.offset).unwrap_or(0);
             let (headers, time_ms) = (&*headers, record.time_ms);
-            let record = RawRecord { place, topic, key, headers, value, time_ms };
+            let from = Place { log: topic, partition, offset };
+            let record = RawRecord { place: from, topic, key, headers, value, time_ms };
             match decode(&record, Binding::Kafka, &settings.mapping, &settings.reserved) {
                 Decoded::Event(event) => Ok(event),
                 Decoded::Invalid(invalid) => Err(invalid),
                 Decoded::Tombstone => {
-                    skipped += 1;
+                    tombstones.push(place);
                     continue;
                 }
             }
         };
-        entries.push(Entry { offset: offset(raw.incarnation, record.offset + 1), event });
+        entries.push(Entry { offset: place, event });
     }
-    if skipped > 0 {
-        counter!(BUS_TOMBSTONES).increment(skipped as u64);
-    }
-    Batch { log: raw.log, entries, skipped, end: raw.end, added_ms: raw.added_ms }
+    let (skipped, added_ms) = (tombstones.len(), raw.added_ms);
+    Batch { log: raw.log, entries, skipped, tombstones, end: raw.end, added_ms }
 }

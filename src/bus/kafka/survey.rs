@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use rdkafka::admin::{AdminClient, AdminOptions, ConfigResource, ResourceSpecifier};
 use rdkafka::consumer::Consumer as _;
+use rdkafka::error::KafkaError;
 
-use super::asker::ANSWER_WITHIN;
+use super::asker::{ANSWER_WITHIN, is_missing};
 use super::context::Context;
 use super::handled::missing;
 use super::position::Start;
@@ -40,7 +41,7 @@ pub struct KafkaSurvey {
 pub struct KafkaTopic {
     /// Its name.
     pub name: String,
-    /// Number of partitions; 0: it does not exist.
+    /// Number of partitions; 0: it does not exist, or [`Self::read_error`] says why they are not known.
     pub partitions: usize,
     /// Number of copies of its partition with the fewest.
     pub replicas: usize,
@@ -97,6 +98,8 @@ impl KafkaSource {
                     let metadata = consumer.fetch_metadata(Some(&name), deadline.left())?;
                     brokers = brokers.max(metadata.brokers().len());
                     let of_it = metadata.topics().iter().find(|topic| topic.name() == name);
+                    let error = of_it.and_then(rdkafka::metadata::MetadataTopic::error);
+                    let error = error.map(|error| KafkaError::MetadataFetch(error.into()));
                     let partitions = of_it.map_or(&[][..], |topic| topic.partitions());
                     let least = |count: fn(&rdkafka::metadata::MetadataPartition) -> usize| {
                         partitions.iter().map(count).min().unwrap_or(0)
@@ -106,6 +109,9 @@ impl KafkaSource {
                         replicas: least(|partition| partition.replicas().len()),
                         in_sync: least(|partition| partition.isr().len()),
                         name,
+                        read_error: error
+                            .filter(|error| !is_missing(error))
+                            .map(|error| super::error::words(&error)),
                         ..KafkaTopic::default()
                     });
                 }

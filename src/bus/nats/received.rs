@@ -208,11 +208,11 @@ impl Fetched for Messages {
         };
         let entries: Vec<_> = self.received.iter().filter_map(entry).collect();
         Ok(vec![Batch {
-            log: 0,
             skipped: self.received.len() - entries.len(),
             entries,
             end: self.stream.reached(self.end),
             added_ms: self.received.last().map_or(0, Received::time_ms),
+            ..Batch::default()
         }])
     }
 }

@@ -1,7 +1,7 @@
 //! What a session notes and tells the bus: once a second, at its start, and at its end.
 
 use tokio::time::Instant;
-use tracing::error;
+use tracing::{debug, error};
 
 use super::super::BusError;
 use super::error::ReadError;
@@ -9,8 +9,8 @@ use super::session::Session;
 use super::{KEEP, Reader};
 use crate::fanout::Positions;
 use crate::id::Offset;
-use crate::redis::keys;
 use crate::redis::scripts::Note;
+use crate::redis::{Link, RedisError, keys};
 
 impl Reader {
     /// Updates the lag, moves idle shards forward, notes the positions, and releases the entries.
@@ -61,11 +61,11 @@ impl Reader {
                 lag: session.logs[place].lag,
             })
             .collect();
-        for note in self.link.call_all(&notes).await? {
-            note?;
-        }
-        for (place, offset) in moved {
-            session.logs[place].checkpointed = offset;
+        let written = note(&self.link, &notes).await?;
+        for ((place, offset), is_written) in moved.into_iter().zip(written) {
+            if is_written {
+                session.logs[place].checkpointed = offset;
+            }
         }
         session.checkpointed = Instant::now();
         Ok(())
@@ -105,6 +105,22 @@ impl Reader {
     }
 }
 
+/// Notes read positions; returns which are written. In a cluster, the server of a note may be unavailable
+/// alone: the next checkpoint tries it again.
+async fn note(link: &Link, notes: &[Note<'_>]) -> Result<Vec<bool>, RedisError> {
+    let is_written = |reply: Result<(), RedisError>| match reply {
+        Err(error) if error.is_passing() => {
+            debug!(%error, "a read position is not noted");
+            Ok(false)
+        }
+        reply => reply.map(|()| true),
+    };
+    match link.call_all(notes).await {
+        Ok(replies) => replies.into_iter().map(is_written).collect(),
+        Err(error) => is_written(Err(error)).map(|written| vec![written; notes.len()]),
+    }
+}
+
 /// How much is not read yet, of the lags now and before. Of a log whose lag is not known now, the last one
 /// counts. `None` if none is known now: then all the last ones are shown.
 fn total(mut lags: impl Iterator<Item = (Option<u64>, Option<u64>)> + Clone) -> Option<u64> {
@@ -115,6 +131,16 @@ fn total(mut lags: impl Iterator<Item = (Option<u64>, Option<u64>)> + Clone) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::queue::Queue;
+
+    #[tokio::test]
+    async fn a_note_whose_server_is_unavailable_is_written_later() {
+        let queue = Queue::unreachable("p", 1);
+        let of = |key| Note { key, offset: Offset::default(), entries: 7, lag: None };
+        let written = note(queue.link(), &[of("a"), of("b")]).await;
+        assert_eq!(written.unwrap(), [false, false]);
+        assert_eq!(note(queue.link(), &[]).await.unwrap(), [false; 0]);
+    }
 
     #[test]
     fn a_lag_that_is_not_known_keeps_no_other_from_being_shown() {

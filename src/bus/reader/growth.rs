@@ -20,7 +20,7 @@ use std::time::Duration;
 use redis::Value;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::super::BusError;
 use super::super::source::Log;
@@ -31,6 +31,10 @@ use crate::fanout::{Fanout, NewStart};
 use crate::id::Offset;
 use crate::metrics::BusMetrics;
 use crate::redis::{Link, RedisError, keys};
+use crate::telemetry::OncePerMinute;
+
+/// Limits the log line about logs that are not noted.
+static UNNOTED: OncePerMinute = OncePerMinute::new();
 
 /// A partition is gone if it is missing for this time, in at least this number of listings in a row.
 const GONE_AFTER: Duration = Duration::from_secs(30);
@@ -107,8 +111,6 @@ impl Growth {
                     State::Open
                 }
                 None => {
-                    info!(log = &*log.name, wait = ?self.wait,
-                        "a new partition: it is read once all producers know it and what was before is copied");
                     noted.push((log, State::New(now)));
                     State::New(now)
                 }
@@ -123,7 +125,6 @@ impl Growth {
                     if self.is_copied(&logs, &ends).await? {
                         let placed = self.fanout.positions(&[added(log)]).await?;
                         if placed.missing() == 0 {
-                            info!(log = &*log.name, "a new partition is read from now on");
                             noted.push((log, State::Open));
                             readable.push(log.clone());
                         }
@@ -131,9 +132,39 @@ impl Growth {
                 }
             }
         }
-        note(link, &key, &noted).await?;
+        match note(link, &key, &noted).await {
+            // The next listing tries it again. Those that were read before are read on.
+            Err(error) if error.is_passing() => {
+                if let Some(suppressed) = UNNOTED.take() {
+                    warn!(bus, %error, suppressed,
+                        "new logs cannot be noted now, so they are not read yet; trying again");
+                }
+                readable.retain(|log| noted.iter().all(|(new, _)| new.name != log.name));
+            }
+            done => {
+                done?;
+                self.tell(&noted, &states);
+            }
+        }
         self.show(&logs, &readable);
         Ok(readable)
+    }
+
+    /// Logs what is noted of new partitions.
+    fn tell(&self, noted: &[(&Log, State)], states: &HashMap<String, State>) {
+        for (log, state) in noted {
+            let log = &*log.name;
+            match state {
+                State::New(_) => {
+                    info!(log, wait = ?self.wait,
+                        "a new partition: it is read once all producers know it and what was before is copied");
+                }
+                State::Open if states.contains_key(log) => {
+                    info!(log, "a new partition is read from now on");
+                }
+                State::Open | State::Behind(_) => {}
+            }
+        }
     }
 
     /// Shows that the entries of logs that wait are not read yet. All processes show the same.

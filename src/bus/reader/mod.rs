@@ -23,7 +23,10 @@
 //!
 //! In a cluster, shards whose primary is unavailable are left out and the others continue. From
 //! time to time the session restarts, at the lowest position of the shards that are available
-//! again. No entries are deleted meanwhile.
+//! again. No entries are deleted meanwhile. What could not be noted, or put aside, is tried again.
+//!
+//! A new pipeline whose start the bus cannot tell waits, and the others continue. The session ends when
+//! the pipeline has a start. No entries are deleted meanwhile.
 //!
 //! A log whose server alone does not answer is left out, and the others are read. The session ends when it
 //! answers.
@@ -35,6 +38,7 @@
 mod checkpoint;
 mod error;
 pub(crate) mod growth;
+mod opening;
 mod session;
 mod settled;
 mod share;
@@ -52,16 +56,17 @@ use rand::Rng;
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
-use self::error::{ReadError, left_out};
+use self::error::ReadError;
 use self::growth::Growth;
 use self::session::{Copied, Copying, OpenLog, Session};
 use self::settled::Settled;
 use self::share::{Share, Shared};
-use self::turn::{Turn, Turned, Turns};
+use self::turn::{Turned, Turns};
 use self::watch::Watch;
+use super::BusError;
+use super::aside::Aside;
 use super::backlog::{Backlog, TOLD_EVERY};
-use super::source::{Batch, Log, Source, Standing};
-use super::{BusError, aside};
+use super::source::{Batch, Log, Source};
 use crate::clock::SharedClock;
 use crate::fanout::starts::LogEnd;
 use crate::fanout::{Fanout, FanoutError, Gathered, Positions, Read};
@@ -129,6 +134,7 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
         backlog,
         share,
         watch,
+        aside: Arc::default(),
         untold: AtomicU64::new(0),
         settled: Settled::default(),
         patience: MISSING_FIRST,
@@ -143,20 +149,16 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
         () = shutdown.soft.cancelled() => return,
         () = reader.fanout.ready(KNOWN_WITHIN) => {}
     }
-    while !shutdown.soft.is_cancelled() {
-        let ended = AssertUnwindSafe(reader.session(&shutdown)).catch_unwind().await;
-        let pause = match ended {
-            Ok(pause) => pause,
-            Err(_) => reader.panicked().await,
-        };
-        tokio::select! {
-            biased;
-            () = shutdown.soft.cancelled() => {}
-            () = tokio::time::sleep(pause) => {}
-        }
+    let (aside, link) = (Arc::clone(&reader.aside), Arc::clone(&reader.link));
+    // Also between sessions, and while other processes read the bus.
+    tokio::select! {
+        biased;
+        () = reader.sessions(&shutdown).boxed() => {}
+        () = aside.keep_trying(&link).boxed() => {}
     }
     // Other processes need not wait until the share expires.
-    let _ = tokio::time::timeout(RESTART, reader.share.leave()).await;
+    let leave = tokio::time::timeout(RESTART, reader.share.leave());
+    let _ = join(leave, aside.try_last(&link, reader.bus(), RESTART)).await;
 }
 
 struct Reader {
@@ -167,6 +169,7 @@ struct Reader {
     backlog: Option<Arc<Backlog>>,
     share: Share,
     watch: Watch,
+    aside: Arc<Aside>,
     /// Number of copied entries that other processes were not told of.
     untold: AtomicU64,
     settled: Settled,
@@ -185,6 +188,22 @@ struct Reader {
 impl Reader {
     fn bus(&self) -> &str {
         self.source.name()
+    }
+
+    /// Runs sessions until the soft stop.
+    async fn sessions(&mut self, shutdown: &Shutdown) {
+        while !shutdown.soft.is_cancelled() {
+            let ended = AssertUnwindSafe(self.session(shutdown)).catch_unwind().await;
+            let pause = match ended {
+                Ok(pause) => pause,
+                Err(_) => self.panicked().await,
+            };
+            tokio::select! {
+                biased;
+                () = shutdown.soft.cancelled() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
     }
 
     /// Runs one session, at most until the soft stop; returns the wait before the next one.
@@ -310,11 +329,12 @@ impl Reader {
                 let batches = fetched.decode()?;
                 for batch in &batches {
                     let OpenLog { name, known, .. } = &session.logs[batch.log];
-                    aside::put(&self.link, name, known, &batch.entries).await?;
+                    self.aside.put(&self.link, name, known, &batch.entries).await?;
                 }
                 session.advance(&batches, asked);
-                for Batch { log, entries, end, .. } in &batches {
-                    let read = Read { log: *log, end: *end, known: &session.logs[*log].known };
+                for Batch { log, entries, end, tombstones, .. } in &batches {
+                    let (log, end, known) = (*log, *end, &session.logs[*log].known);
+                    let read = Read { log, end, known, tombstones };
                     self.fanout.gather(read, entries, &mut session.matches, &mut gathered);
                 }
                 Ok::<_, BusError>(batches.is_empty())
@@ -430,59 +450,13 @@ impl Reader {
         session: &mut Session,
         positions: &Positions,
     ) -> Option<FanoutError> {
-        let missing = positions.missing();
+        let missing = positions.away();
         // A session that leaves shards out is short, and all are looked for after it.
         if missing == 0 || session.turn.leaves_out() {
             return None;
         }
         let look = *session.look.get_or_insert_with(|| Instant::now() + self.patience);
         (Instant::now() >= look).then_some(FanoutError::Missing(missing))
-    }
-
-    async fn begin(&self, shared: &Shared) -> Result<(Session, Positions), ReadError> {
-        // Also of logs that were known before: the extents must be older than the positions.
-        let logs = self.source.logs().await?;
-        let logs = logs.into_iter().filter(|log| shared.reads(&log.name));
-        let (logs, unknown): (Vec<Log>, Vec<Log>) = logs.partition(|log| log.unknown.is_none());
-        let left_out = unknown.first().map(left_out);
-        self.share.leaves_out(unknown.into_iter().map(|log| log.name).collect());
-        if let (Some(error), true) = (&left_out, logs.is_empty()) {
-            return Err(error.clone().into());
-        }
-        let ends: Vec<_> = logs.iter().map(end_of).collect();
-        let positions = self.fanout.positions(&ends).await.map_err(BusError::from)?;
-        let known = self.turns.known(&logs, &positions);
-        let lasts = logs.iter().map(|log| log.last).collect();
-        let (turn, positions) = Turn::new(&self.turns, lasts, positions);
-        let standing = |(place, log): (usize, Log)| Standing {
-            lowest: positions.lowest(place).unwrap_or(log.last),
-            highest: positions.highest(place).unwrap_or(log.last),
-            log,
-        };
-        let standing: Vec<_> = logs.into_iter().enumerate().map(standing).collect();
-        let opened = self.source.open(&standing).await?;
-        let mut open = Vec::with_capacity(standing.len());
-        let known = known.into_iter();
-        for ((Standing { log, lowest, .. }, opened), known) in
-            standing.iter().zip(opened).zip(known)
-        {
-            let one = OpenLog { known, ..OpenLog::new(log, opened, *lowest) };
-            if opened.lost > 0 {
-                one.metrics.gap.increment(1);
-                error!(log = &*log.name, start = %lowest, first = ?log.first, missing = opened.lost,
-                    "the stream was trimmed beyond what was read: events are missing");
-            }
-            open.push(one);
-        }
-        let mut session = Session { left_out, ..Session::new(open, turn) };
-        session.turn.opens();
-        if session.turn.leaves_out() {
-            return Ok((session, positions));
-        }
-        // Releases now: a full Redis lets no session reach its first checkpoint.
-        let keeps = self.keeps(&positions, &session).await?;
-        self.release(&mut session, &keeps).await?;
-        Ok((session, positions))
     }
 }
 

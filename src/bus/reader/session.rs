@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use futures_util::future::BoxFuture;
+use metrics::counter;
 use tokio::time::Instant;
 
 use super::super::source::{Batch, Log, Opened, Progress};
@@ -14,7 +15,7 @@ use super::turn::Turn;
 use super::{BATCH_FIRST, BATCH_MAX, BATCH_UNKNOWN};
 use crate::fanout::{Covered, FanoutError, Matches, Positions, Range};
 use crate::id::Offset;
-use crate::metrics::BusMetrics;
+use crate::metrics::{BUS_TOMBSTONES, BusMetrics};
 
 /// Approximate number of bytes in one read.
 const BATCH_BYTES: usize = 8 << 20;
@@ -72,6 +73,9 @@ impl Copying<'_> {
             let log = &mut session.logs[log];
             log.copied = (covered.end, log.copied.1 + covered.entries);
             log.metrics.events.increment(covered.new);
+            if covered.tombstones > 0 {
+                counter!(BUS_TOMBSTONES).increment(covered.tombstones);
+            }
         }
         Ok(positions)
     }
@@ -210,8 +214,7 @@ mod tests {
         let opened = Opened { at: at(10), entries: 0, lost: 0 };
         let mut session = Session::new(vec![OpenLog::new(&log, opened, at(10))], turn);
         assert_eq!(session.logs[0].lag, None, "not known yet");
-        let batch =
-            Batch { log: 0, entries: Vec::new(), skipped: 4_096, end: at(4_106), added_ms: 7 };
+        let batch = Batch { skipped: 4_096, end: at(4_106), added_ms: 7, ..Batch::default() };
         session.advance(&[batch], 4_096);
         tokio::time::advance(std::time::Duration::from_secs(2)).await;
         assert!(session.turn.next(&session.logs).is_some(), "it is the turn of others");

@@ -7,14 +7,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use futures_util::future::join_all;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::super::BusError;
-use super::super::source::Source;
+use super::super::source::{Log, Source};
 use super::growth::Growth;
 use super::watch::Watch;
 use crate::clock::millis;
+use crate::fanout::{NewStart, Waiting, starts};
 use crate::metrics::BusMetrics;
 use crate::redis::scripts::Readers;
 use crate::redis::{Link, RedisError, keys};
@@ -51,7 +53,9 @@ struct State {
     read: Vec<Arc<str>>,
     /// Those of them that the session leaves out, because their servers did not answer.
     left_out: Vec<Arc<str>>,
-    /// The server of one of these answers again.
+    /// The pipelines that the session leaves out, because they have no start.
+    waiting: Vec<Waiting>,
+    /// The server of one of these logs answers again, or one of these pipelines has a start.
     is_back: bool,
 }
 
@@ -101,11 +105,16 @@ impl Share {
     /// The session that begins leaves out these logs.
     pub(super) fn leaves_out(&self, logs: Vec<Arc<str>>) {
         let mut state = self.state();
-        (state.left_out, state.is_back) = (logs, false);
+        (state.left_out, state.waiting, state.is_back) = (logs, Vec::new(), false);
     }
 
-    /// Renews the share; returns when it has changed, or when a log that is left out can be read. The bus is asked for its logs meanwhile: one that
-    /// answers slowly must not cost the share.
+    /// It leaves out these pipelines too.
+    pub(super) fn waits(&self, pipelines: Vec<Waiting>) {
+        self.state().waiting = pipelines;
+    }
+
+    /// Renews the share; returns when it has changed, or when a log or a pipeline that is left out can be
+    /// read. The bus is asked for its logs meanwhile: one that answers slowly must not cost the share.
     pub(super) async fn keep(&self, shared: &Shared) -> Result<(), BusError> {
         tokio::select! {
             biased;
@@ -185,6 +194,9 @@ impl Share {
             let is_known = |name: &Arc<str>| known.iter().any(|log| log.name == *name);
             state.is_back |= state.left_out.iter().any(is_known);
         }
+        if self.has_start(&logs).await {
+            self.state().is_back = true;
+        }
         if let Some(growth) = &self.growth {
             logs = growth.readable(&self.link, self.source.name(), logs).await?;
         }
@@ -194,6 +206,23 @@ impl Share {
         let mut state = self.state();
         (state.logs, state.asked) = (Arc::clone(&logs), Some(Instant::now()));
         Ok(logs)
+    }
+
+    /// Whether a pipeline that waits has a start: the bus tells it now, or another process has fixed it.
+    async fn has_start(&self, logs: &[Log]) -> bool {
+        let waiting = self.state().waiting.clone();
+        let is_told = |waiting: &Waiting| {
+            let log = logs.iter().find(|log| log.name == waiting.log);
+            log.is_some_and(|log| !matches!(log.start, NewStart::Unknown(_)))
+        };
+        if waiting.iter().any(is_told) {
+            return true;
+        }
+        let fixed = waiting
+            .iter()
+            .map(|Waiting { pipeline, log, .. }| starts::fixed(&self.link, log, pipeline));
+        // Together, so that it waits only once for a server that does not answer. The next listing asks again.
+        join_all(fixed).await.iter().any(|fixed| matches!(fixed, Ok(Some(_))))
     }
 
     async fn call(&self, logs: &[Arc<str>], ttl: Duration) -> Result<Vec<Arc<str>>, RedisError> {
@@ -213,6 +242,7 @@ impl Share {
         hide_lag(state.read.iter().filter(|log| !read.contains(log)));
         let bus = self.source.name();
         if read.is_empty() {
+            state.waiting.clear();
             warn!(bus, "another process reads the bus now");
         } else {
             info!(bus, logs = read.len(), of = state.logs.len(), "reading the bus");
@@ -224,4 +254,85 @@ impl Share {
 /// The process or instance that reads these logs now reports their lag.
 fn hide_lag<'a>(logs: impl IntoIterator<Item = &'a Arc<str>>) {
     logs.into_iter().for_each(|log| BusMetrics::new(log).lag.set(0.0));
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::future::BoxFuture;
+
+    use super::super::super::source::{Fetched, Opened, Outgoing, Progress, Released, Standing};
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::id::{Offset, PipelineName};
+    use crate::queue::Queue;
+
+    /// A bus with one log, which may tell where new pipelines start.
+    #[derive(Debug)]
+    struct Telling(Mutex<NewStart>);
+
+    impl Source for Telling {
+        fn name(&self) -> &'static str {
+            "telling"
+        }
+
+        fn topics(&self) -> Vec<Arc<str>> {
+            Vec::new()
+        }
+
+        fn logs(&self) -> BoxFuture<'_, Result<Vec<Log>, BusError>> {
+            let start = self.0.lock().unwrap().clone();
+            let log = Log { name: "log".into(), start, ..Log::default() };
+            async move { Ok(vec![log]) }.boxed()
+        }
+
+        fn open<'a>(&'a self, _: &'a [Standing]) -> BoxFuture<'a, Result<Vec<Opened>, BusError>> {
+            unreachable!("nothing is read")
+        }
+
+        fn fetch(
+            &self,
+            _: usize,
+            _: Duration,
+        ) -> BoxFuture<'_, Result<Box<dyn Fetched>, BusError>> {
+            unreachable!("nothing is read")
+        }
+
+        fn release<'a>(
+            &'a self,
+            _: &'a [Progress],
+        ) -> BoxFuture<'a, Result<Vec<Released>, BusError>> {
+            unreachable!("nothing is read")
+        }
+
+        fn publish<'a>(
+            &'a self,
+            _: &'a [Outgoing<'a>],
+        ) -> BoxFuture<'a, Result<Vec<Offset>, BusError>> {
+            unreachable!("no event is published")
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pipeline_that_waits_for_its_start_ends_the_session_only_when_the_bus_tells_it() {
+        let source = Arc::new(Telling(Mutex::new(NewStart::Unknown("no group".into()))));
+        let link = Arc::clone(Queue::unreachable("p", 1).link());
+        let watch = Watch::new(None, Arc::new(SystemClock));
+        let share = Share::new(Arc::clone(&source) as Arc<dyn Source>, link, None, watch);
+        let waiting = |log: &str| Waiting::of(PipelineName::parse("new").unwrap(), log);
+        let ends = async |log: &str| {
+            share.state().asked = None;
+            share.leaves_out(Vec::new());
+            share.waits(vec![waiting(log)]);
+            share.logs().await.unwrap();
+            share.state().is_back
+        };
+        assert!(!ends("log").await, "its consumer group does not exist yet");
+        *source.0.lock().unwrap() = NewStart::At(Offset::default());
+        assert!(!ends("another").await);
+        assert!(ends("log").await);
+        share.leaves_out(Vec::new());
+        share.state().asked = None;
+        share.logs().await.unwrap();
+        assert!(!share.state().is_back, "no pipeline waits");
+    }
 }

@@ -2,7 +2,7 @@ use std::sync::atomic::AtomicUsize;
 
 use futures_util::future::BoxFuture;
 
-use super::super::source::{Fetched, Opened, Outgoing, Progress, Released};
+use super::super::source::{Fetched, Opened, Outgoing, Progress, Released, Standing};
 use super::*;
 use crate::clock::SystemClock;
 use crate::queue::Queue;

@@ -411,14 +411,14 @@ async fn a_pipeline_that_starts_with_old_events_does_not_keep_the_others_waiting
     for id in OLD..OLD + 3 {
         add(&server, TURNS, &events(id..id + 1)).await;
         eventually(LONG, "the new event is handled", async || {
-            log.ids("turns-new").len() == (id - OLD + 1) as usize
+            log.count("turns-new") == (id - OLD + 1) as usize
         })
         .await;
         if id > OLD {
             continue; // All old ones may be copied by then.
         }
         // Otherwise it could have been behind the old ones. Some are handled meanwhile.
-        let handled = log.ids("turns-old").len() as u64;
+        let handled = log.count("turns-old") as u64;
         let copied = handled + queued(&server, "turns-old").await;
         assert!(copied < u64::from(OLD) * 3 / 4, "{copied} old events are copied before {id}");
     }
@@ -430,7 +430,7 @@ async fn a_pipeline_that_starts_with_old_events_does_not_keep_the_others_waiting
     assert!(queued(&server, "turns-old").await < u64::from(OLD), "not everything is read");
     distance.set(Duration::ZERO);
     let all = (OLD + 3) as usize;
-    eventually(4 * LONG, "all are handled", async || log.ids("turns-old").len() >= all).await;
+    eventually(4 * LONG, "all are handled", async || log.count("turns-old") >= all).await;
     let mut of_bot: Vec<_> = log.ids("turns-old");
     of_bot.retain(|id| id.parse::<u32>().is_ok_and(|id| id < OLD && id % 50 == 7));
     assert_eq!(of_bot, ids((7..OLD).step_by(50)), "in order, and each once");

@@ -6,6 +6,7 @@ use std::time::Duration;
 use fairlane::clock::{Clock as _, SystemClock, micros};
 use fairlane::event::Event;
 use fairlane::id::{BotId, PipelineName, ShardCount};
+use fairlane::presence::processes;
 use fairlane::queue::PushOptions;
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::Pause;
@@ -84,6 +85,44 @@ async fn while_a_primary_is_unavailable_the_shards_of_the_others_continue() {
         meanwhile > expected / 5,
         "{meanwhile} events were done, {expected} at the pace before"
     );
+}
+
+#[tokio::test]
+async fn the_processes_are_seen_while_another_primary_than_theirs_is_unavailable() {
+    let mut cluster = three(Options::default()).await;
+    let target = Target::new(&cluster.url()).unwrap();
+    let link = Link::new(target, Vec::new(), 10_000, Duration::from_secs(5));
+    assert_eq!(processes(&link).await.unwrap(), []);
+    let place = usize::from(cluster.slot_of("fl:processes").await) * 3 / 16_384;
+    cluster.nodes[(place + 1) % 3].kill9();
+    assert_eq!(processes(&link).await.unwrap(), []);
+}
+
+/// The stream of unreadable entries has one primary, the bus another one.
+#[tokio::test]
+async fn an_entry_that_cannot_be_put_aside_now_does_not_stop_the_others() {
+    let mut cluster = three(durable()).await;
+    let log = Log::default();
+    let instance = Instance::start(&config(&cluster, "test", &[]), log.content()).await;
+    let queue = instance.queue("test");
+    let mut bots = (0..).map(|id| BotId::parse(&format!("bot-{id}")).unwrap());
+    let is_on_the_first =
+        |bot: &BotId| usize::from(queue.keys(queue.shard_of(bot)).slot()) * 3 / 16_384 == 0;
+    let bot = bots.find(is_on_the_first).unwrap();
+    cluster.nodes[2].kill9();
+    add(&cluster, STREAM, &["no event".to_owned(), event(bot.as_str(), "test", 1)]).await;
+    eventually(LONG, "the event behind it is handled", async || log.len() == 1).await;
+    cluster.nodes[2].restart();
+    eventually(LONG, "the entry is put aside", async || {
+        let mut connection = cluster.nodes[2].connection().await;
+        let mut command = redis::cmd("XLEN");
+        let kept: Result<u64, _> =
+            command.arg("fairlane:invalid").query_async(&mut connection).await;
+        // After a lost answer it is stored twice.
+        kept.is_ok_and(|kept| kept >= 1)
+    })
+    .await;
+    instance.stop().await;
 }
 
 /// A frozen primary neither answers nor refuses, so every call to it waits for its timeout.

@@ -71,7 +71,7 @@ async fn a_pipeline_that_stands_still_does_not_hold_up_another() {
     instance.queue("fan-stands").pause(None).await.unwrap();
     let events: Vec<String> = (0..50).map(|id| event("b", "x", id)).collect();
     add(&server, STREAM, &events).await;
-    eventually(LONG, "one is done", async || log.ids("fan-moves").len() == 50).await;
+    eventually(LONG, "one is done", async || log.count("fan-moves") == 50).await;
     let waiting = instance.queue("fan-stands").view(Duration::ZERO).await.unwrap();
     assert_eq!((waiting.depth, waiting.stopped, log.len()), (50, true, 50));
 }

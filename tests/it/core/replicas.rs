@@ -298,6 +298,30 @@ async fn while_redis_has_too_few_replicas_to_write_nothing_is_lost_or_dead_lette
 }
 
 #[tokio::test]
+async fn an_entry_that_is_no_event_is_put_aside_once_although_no_replica_confirms_it() {
+    let server = primary();
+    let replica = server.replica().await;
+    let instance =
+        Instance::start(&config(&server, "waits", WAITS), Log::default().content()).await;
+    ready(&instance).await;
+    replica.sigstop();
+    add(&server, STREAM, &["no event".to_owned()]).await;
+    let kept = async || {
+        let mut connection = server.connection().await;
+        let mut command = redis::cmd("XLEN");
+        let kept: u64 = command.arg("fairlane:invalid").query_async(&mut connection).await.unwrap();
+        kept
+    };
+    eventually(LONG, "it is put aside", async || kept().await > 0).await;
+    let started = Instant::now();
+    let is_later = async || started.elapsed() > Duration::from_secs(3);
+    eventually(LONG, "it could be read and put aside again", is_later).await;
+    assert_eq!(kept().await, 1);
+    replica.sigcont();
+    instance.stop().await;
+}
+
+#[tokio::test]
 async fn missing_replicas_are_a_finding_with_a_remedy() {
     let server = primary();
     let settings = [("redis.wait_replicas", "2"), ("redis.wait_timeout", "\"50ms\"")];

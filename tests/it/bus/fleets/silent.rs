@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream::consumer::pull;
+use futures_util::TryStreamExt as _;
 use rdkafka::mocking::{MockCluster, MockCoordinator};
 
 use super::*;
+use crate::support::config::configs;
 use crate::support::http::get;
 
 /// Longer than any client waits.
@@ -103,5 +106,48 @@ async fn a_new_pipeline_whose_bus_does_not_answer_is_named_until_it_has_a_start(
     let body = ready(&instance.address.to_string()).await;
     bus.sigcont();
     assert!(body.contains("\"ready\""), "{body}");
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_pipeline_that_waits_for_its_group_does_not_end_the_reading_for_the_others() {
+    let nats = NatsServer::start(NatsOptions::default());
+    let stream = nats.jetstream().await.create_stream(Bus::stream()).await.unwrap();
+    let (server, log, bus) =
+        (RedisServer::start(Options::default()), Log::default(), Bus::Nats(nats));
+    let sources = bus.sources();
+    let config = |pipelines: &[&str], sources: &str| {
+        configs(&server, pipelines, &[("bus.streams", "[]"), ("bus.sources", sources)])
+    };
+    let put = async |id: u32| bus.add(&["b".to_owned()], &[event("b", "t", id)]).await;
+    let instance = Instance::start(&config(&["group-has"], &sources), log.content()).await;
+    put(0).await;
+    eventually(LONG, "the first is handled", async || log.ids("group-has").len() == 1).await;
+    instance.stop().await;
+
+    let sources = sources.replacen("kind", "start = \"group:old\", kind", 1);
+    let both = config(&["group-has", "group-waits"], &sources);
+    let instance = Instance::start_unready(&both, log.content()).await;
+    put(1).await;
+    eventually(LONG, "the second is handled", async || log.ids("group-has").len() == 2).await;
+    let consumers = async || stream.consumer_names().try_collect::<Vec<String>>().await.unwrap();
+    let before = consumers().await;
+    // A session that looks for missing shards ends after four seconds.
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let after = consumers().await;
+    assert!(
+        after.iter().all(|name| before.contains(name)),
+        "each session has a consumer: {after:?}"
+    );
+    assert_eq!(log.ids("group-waits").len(), 0);
+
+    let config = pull::Config { durable_name: Some("old".to_owned()), ..pull::Config::default() };
+    stream.create_consumer(config).await.unwrap();
+    eventually(LONG, "the other one begins", async || log.ids("group-waits").len() == 2).await;
+    put(2).await;
+    eventually(LONG, "both have all", async || {
+        ["group-has", "group-waits"].iter().all(|pipeline| log.ids(pipeline).len() == 3)
+    })
+    .await;
     instance.stop().await;
 }

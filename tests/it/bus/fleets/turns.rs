@@ -55,26 +55,26 @@ async fn takes_turns(bus: Bus) {
     for id in OLD..OLD + 3 {
         add(&bus, id..id + 1).await;
         eventually(LONG, "the new event is handled", async || {
-            log.ids("turns-new").len() == (id - OLD + 1) as usize
+            log.count("turns-new") == (id - OLD + 1) as usize
         })
         .await;
         if id > OLD {
             continue; // All old ones may be copied by then.
         }
         // Otherwise it could have been behind the old ones. Some are handled meanwhile.
-        let handled = log.ids("turns-old").len() as u64;
+        let handled = log.count("turns-old") as u64;
         let copied = handled + queued(&server).await;
         assert!(copied < u64::from(OLD) * 3 / 4, "{copied} old events are copied before {id}");
     }
     distance.set(Duration::ZERO);
     let all = (OLD + 3) as usize;
-    eventually(2 * LONG, "all are handled", async || log.ids("turns-old").len() >= all).await;
+    eventually(2 * LONG, "all are handled", async || log.count("turns-old") >= all).await;
     let mut of_bot = log.ids("turns-old");
     of_bot.retain(|id| id.parse::<u32>().is_ok_and(|id| id < OLD && id % 50 == 7));
     let in_order = (7..OLD).step_by(50).map(|id| id.to_string());
     assert!(of_bot.into_iter().eq(in_order), "in order, and each once");
-    assert_eq!(log.ids("turns-old").len(), all);
-    assert_eq!(log.ids("turns-new").len(), 3);
+    assert_eq!(log.count("turns-old"), all);
+    assert_eq!(log.count("turns-new"), 3);
     instance.stop().await;
 }
 

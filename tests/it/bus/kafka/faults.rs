@@ -332,6 +332,9 @@ async fn a_topic_without_the_right_to_read_it_stops_no_other_topic() {
     mock.topic_error("secret", RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR).unwrap();
     rig.logs(2).await;
     mock.topic_error("secret", forbidden).unwrap();
+    let survey = rig.source.survey().await.unwrap();
+    let errors: Vec<_> = survey.topics.iter().map(|topic| topic.read_error.is_some()).collect();
+    assert_eq!(errors, [false, true], "{survey:?}");
     mock.topic_error("events", forbidden).unwrap();
     eventually(LONG, "nothing may be read", async || rig.source.logs().await.is_err()).await;
 }
