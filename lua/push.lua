@@ -3,10 +3,10 @@
 --
 -- KEYS  the eight of shared.lua, [9] dlq, [10] due, [11] later, [12] q:<bot>,
 --       [13] idem:<key>, [14] keys:<bot> (only with an idempotency key)
--- ARGV  slice µs, linger ms, max queue, overflow, max dead letters, due (ms since 1970, 0: now),
---       idempotency window ms, quotas of the bytes of idempotency keys, of delayed events and of
---       their bytes (0: none), bot, its quotas (see quota_of), count, events as MessagePack (with a
---       due time exactly one)
+-- ARGV  slice µs, linger ms, max queue, overflow, max dead letters, due (ms since 1970, 0: now, negative:
+--       so many ms from now), idempotency window ms, quotas of the bytes of idempotency keys, of delayed
+--       events and of their bytes (0: none), bot, its quotas (see quota_of), count, events as MessagePack
+--       (with a due time exactly one)
 -- Reply {'OK', appended, dead, dropped, dead letters removed, events and dead letters above a quota,
 --       last sequence}; with a due time the sequence is the id of the delayed event; {'DUP', sequence
 --       of the first time}; {'QUOTA', name, held, limit}: nothing was changed
@@ -29,6 +29,9 @@ assert(due == 0 or ARGV[13] == '1', 'push: a delayed call takes exactly one even
 local refused = refusal(KEYS[12], 11)
 if refused then
   return refused
+end
+if due < 0 then
+  due = now_ms() - due
 end
 local appended, died, dropped, removed, sequence, over, lost = 1, 0, 0, 0, nil, 0, 0
 if due > 0 then

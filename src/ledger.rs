@@ -77,7 +77,7 @@ pub struct LedgerEntry {
 /// far longer than a call: one for each event slows the bus for all pipelines.
 pub trait Ledger: fmt::Debug + Send + Sync + 'static {
     /// The event to queue and its ledger entry (`None`: no entry). After a panic, the event is queued as it
-    /// is, without an entry; then [`Self::entry`] should return `None` for it.
+    /// is, with the amount that [`Self::entry`] names for it, because this amount leaves the ledger later.
     fn enter(&self, event: &Event) -> (Event, Option<Posting>);
 
     /// As [`Self::enter`], for a dead letter that is queued again. What an earlier call of

@@ -130,6 +130,13 @@ impl Quotas {
         self.own(bot).unwrap_or_else(|| self.general())
     }
 
+    /// The quotas of a bot, however full Redis is: for a change that only moves what the bot holds already.
+    #[must_use]
+    pub(crate) fn for_a_move(&self, bot: &BotId) -> Quota {
+        let own = self.shared.as_ref().and_then(|shared| shared.bots.get(bot));
+        self.while_used(own.copied().unwrap_or(self.general), 0)
+    }
+
     /// Notes how much memory Redis uses, and its maximum (0: none).
     pub fn observe_memory(&self, used: u64, max: u64) {
         if let Some(shared) = &self.shared {
@@ -139,9 +146,13 @@ impl Quotas {
     }
 
     fn at_present(&self, quota: Quota) -> Quota {
+        let used = self.shared.as_ref().map_or(0, |shared| shared.used.load(Ordering::Relaxed));
+        self.while_used(quota, used)
+    }
+
+    fn while_used(&self, quota: Quota, used: u64) -> Quota {
         let Some(shared) = &self.shared else { return quota };
         let max = shared.max.load(Ordering::Relaxed);
-        let used = shared.used.load(Ordering::Relaxed);
         let bytes = |limit| bytes_at(limit, used, max, shared.guard);
         Quota {
             queued_bytes: bytes(quota.queued_bytes),
@@ -254,5 +265,20 @@ mod tests {
         quotas.clone().observe_memory(0, MIB);
         assert_eq!(quotas.of(&a), Quota { dead_bytes: LEAST_BYTES, ..general });
         assert_eq!(NO_QUOTAS.of(&a), Quota::NONE);
+    }
+
+    #[test]
+    fn a_nearly_full_redis_does_not_shrink_the_quotas_for_a_move() {
+        let general = Quota { delayed_bytes: 64 * MIB, ..Quota::NONE };
+        let own = Quota { delayed_bytes: 32 * MIB, ..Quota::NONE };
+        let [a, b] = ["a", "b"].map(|bot| BotId::parse(bot).unwrap());
+        let quotas = Quotas::new(general, [(b.clone(), own)].into(), 80);
+        quotas.observe_memory(1_000 * MIB, 1_024 * MIB);
+        assert!(quotas.of(&a).delayed_bytes < 2 * MIB);
+        assert_eq!((quotas.for_a_move(&a), quotas.for_a_move(&b)), (general, own));
+        // A sixteenth of the memory stays the limit.
+        quotas.observe_memory(250 * MIB, 256 * MIB);
+        assert_eq!(quotas.for_a_move(&a).delayed_bytes, 16 * MIB);
+        assert_eq!(NO_QUOTAS.for_a_move(&a), Quota::NONE);
     }
 }

@@ -33,7 +33,7 @@ use crate::event::Event;
 use crate::id::{Offset, RuleId};
 use crate::notifications::record::{Duplicates, NewNotification, When};
 use crate::notifications::{AcceptError, Notifications};
-use crate::queue::{PushError, PushOptions, Queue};
+use crate::queue::{PushError, Queue};
 use crate::redis::scripts::Emit;
 use crate::redis::{Link, RedisError, keys};
 use crate::trace::{SliceTrace, TraceContext};
@@ -162,7 +162,7 @@ impl Effects {
             Ok(())
         };
         let doing = async {
-            let each = chains(others).into_iter().map(|chain| self.carry_chain(chain, now).boxed());
+            let each = chains(others).into_iter().map(|chain| self.carry_chain(chain).boxed());
             let mut doing = stream::iter(each.collect::<Vec<_>>()).buffered(AT_ONCE);
             let (mut refused, mut failed) = (Vec::new(), None::<Failed>);
             while let Some((notes, end)) = doing.next().await {
@@ -189,14 +189,10 @@ impl Effects {
 
     /// Carries out effects one after the other. Returns which can never be done, and the failure that
     /// ended it.
-    async fn carry_chain(
-        &self,
-        chain: Vec<(usize, Other<'_>)>,
-        now: Duration,
-    ) -> (Vec<Refused>, Option<Failed>) {
+    async fn carry_chain(&self, chain: Vec<(usize, Other<'_>)>) -> (Vec<Refused>, Option<Failed>) {
         let mut refused = Vec::new();
         for (at, other) in chain {
-            match self.carry(other, now).await {
+            match self.carry(other).await {
                 Ok(None) => {}
                 Ok(Some(note)) => refused.push((at, note)),
                 Err((away, reason)) => return (refused, Some(Failed { at, away, reason })),
@@ -268,15 +264,12 @@ impl Effects {
     }
 
     /// Carries out one effect; returns why it can never be done, if so.
-    async fn carry(&self, other: Other<'_>, now: Duration) -> Result<Option<Note>, (bool, String)> {
+    async fn carry(&self, other: Other<'_>) -> Result<Option<Note>, (bool, String)> {
         match other {
             Other::Later(effect, event, delay) => {
-                let bot = event.bot().clone();
-                let id = event.id().to_owned();
-                let options =
-                    PushOptions { idempotency: Some((&id, WINDOW)), due: Some(now + delay) };
                 let event = event.with_extension(DUE, Some(json!(true)));
-                match self.queue.push(&bot, std::slice::from_ref(&event), options).await {
+                let once = Some((event.id(), WINDOW));
+                match self.queue.push_later(&event, delay, once).await {
                     Ok(_) => Ok(None),
                     Err(PushError::Redis(error)) => undone(effect, &error),
                     Err(error) => Ok(Some(failure(effect, &error))),

@@ -65,6 +65,9 @@ pub struct Slice {
     pub deadline: Instant,
     /// The events.
     pub events: Vec<Delivery>,
+    /// The time of Redis when it granted the lease, µs since 1970. After its clock was set back, the fence
+    /// and the sequences are ahead of it. A lease that came with a copy has its fence here.
+    pub(crate) granted_us: u64,
     /// Its trace, if one of the events belongs to a trace that is recorded.
     pub(crate) trace: Option<Arc<SliceTrace>>,
 }
@@ -79,7 +82,8 @@ impl Slice {
         deadline: Instant,
         events: Vec<Delivery>,
     ) -> Self {
-        Self { bot, fence, attempt, deadline, events, trace: None }
+        let granted_us = fence.get();
+        Self { bot, fence, attempt, deadline, events, granted_us, trace: None }
     }
 }
 
@@ -158,6 +162,11 @@ impl Outcomes {
 
     /// Queues the settled event at `index` again after `delay`, with a new sequence. This counts no
     /// attempt.
+    ///
+    /// A bot may hold only so many delayed events (`quotas.delayed_events`, `quotas.delayed_bytes`). One that
+    /// exceeds them stays in the queue, as after [`Failure::transient`] at it: the events before it are
+    /// settled, and it is tried again with backoff. After the last attempt it becomes a dead letter. The
+    /// events after it in the slice are handed out again, also those that the handler has finished.
     #[must_use]
     pub fn later(mut self, index: usize, delay: Duration) -> Self {
         self.exceptions.push((index, Outcome::Later(delay)));
@@ -192,7 +201,7 @@ pub enum FailureKind {
     Unavailable,
 }
 
-/// Why a slice could not be finished. It names an event; the events before it are done.
+/// Why a slice could not be finished. It names an event; the events before it are settled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     pub(crate) kind: FailureKind,
@@ -204,6 +213,8 @@ pub struct Failure {
     pub(crate) timed_out: bool,
     /// The answer of a receiver, for operators.
     pub(crate) response: Option<Response>,
+    /// The events before it that are not done, and what becomes of them.
+    pub(crate) before: Vec<(usize, Outcome)>,
 }
 
 impl Failure {
@@ -270,7 +281,8 @@ impl Failure {
     }
 
     fn new(kind: FailureKind, at: Option<usize>, reason: String) -> Self {
-        Self { kind, at, reason, retry_after: None, timed_out: false, response: None }
+        let (timed_out, before) = (false, Vec::new());
+        Self { kind, at, reason, retry_after: None, timed_out, response: None, before }
     }
 }
 
@@ -313,7 +325,8 @@ pub trait Handler: Send + Sync + 'static {
 
     /// Whether most of the time of a slice is a wait for calls that slices of several bots share.
     /// Dividing this time by the number of events would say nothing about an event. So slices double
-    /// while they take less than half of `slice_time`, and halve when they take longer than it.
+    /// while they take less than half of `slice_time`, and halve when they take longer than it. A panic is
+    /// logged, and counts as `false`.
     fn shares_calls(&self) -> bool {
         false
     }

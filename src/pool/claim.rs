@@ -70,9 +70,9 @@ pub(super) async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>, reserved: Reserv
             Ok(mut claimed) => {
                 shared.metrics.leases_lost.increment(claimed.vanished);
                 let grants = std::mem::take(&mut claimed.leases);
-                let run = &claimed.run;
+                let (run, now_us) = (&claimed.run, claimed.now_us);
                 let lease = |grant| Lease::new(grant, Arc::clone(run), ask.shard, sent, ttl);
-                leases.extend(grants.into_iter().map(lease));
+                leases.extend(grants.into_iter().map(|grant| lease(grant).granted_at(now_us)));
                 shared.board.claimed(ask.shard, &claimed);
             }
             Err(error) => {

@@ -27,8 +27,8 @@ use crate::telemetry::{Outage, Recovered};
 const CALL_MAX: usize = 64;
 /// Maximum number of accounts that one script call changes, so that it stays short.
 const CALL_ACCOUNTS: usize = 500;
-/// Maximum number of exceptions in one script call, for the same reason. A slice by lanes ends with one
-/// completion, so its answers and failures may have more.
+/// Maximum number of exceptions in one script call, for the same reason. A completion with more is
+/// committed in parts. A slice by lanes ends with one completion, so it has at most this number of events.
 pub(super) const CALL_EXCEPTIONS: usize = 500;
 /// Maximum number of completions per write.
 const GROUP_MAX: usize = 2_048;

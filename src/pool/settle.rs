@@ -141,7 +141,7 @@ pub(super) fn settle(
     let fit: Vec<usize> = (0..slice.len()).filter(|&index| slice[index] == Fitness::Fit).collect();
     // The position in the queue of the fit event `k`; past the last one, the end of the slice.
     let place = |k: usize| fit.get(k).copied().unwrap_or(slice.len());
-    let mut exceptions: Vec<Exception> = Vec::new();
+    let mut exceptions;
     let mut tally = Tally::default();
     let mut mode = Mode::Release;
     let mut failure = None;
@@ -149,29 +149,7 @@ pub(super) fn settle(
     let (settled, n) = match answer {
         Ok(outcomes) => {
             let settled = outcomes.settled.unwrap_or(fit.len()).min(fit.len());
-            for (k, outcome) in outcomes.exceptions {
-                // An exception beyond the settled events is contradictory: that event stays queued.
-                if k >= settled || exceptions.iter().any(|known| known.index == place(k)) {
-                    continue;
-                }
-                let fate = match outcome {
-                    Outcome::Dead(reason) => {
-                        tally.dead += 1;
-                        Fate::Dead {
-                            reason: shorten(&reason),
-                            attempts: policy.attempts.counted() + 1,
-                        }
-                    }
-                    Outcome::Later(delay) => {
-                        tally.later += 1;
-                        Fate::Later {
-                            at_ms: crate::clock::millis(policy.now + delay.min(PAUSE_MAX)),
-                        }
-                    }
-                };
-                exceptions.push(Exception { index: place(k), fate });
-            }
-            tally.done += (settled - exceptions.len()) as u64;
+            exceptions = not_done(outcomes.exceptions, &fit[..settled], &policy, &mut tally);
             if let Some(rest) = outcomes.rest.filter(|_| settled < fit.len()) {
                 mode = Mode::Park { ms: crate::clock::millis(rest.min(PAUSE_MAX)) };
             } else if settled == 0 && !fit.is_empty() {
@@ -182,14 +160,14 @@ pub(super) fn settle(
             }
             (settled, place(settled))
         }
-        Err(Failure { kind, at, reason, retry_after, .. }) => {
+        Err(Failure { kind, at, reason, retry_after, before, .. }) => {
             let retry_after = retry_after.map(|wish| wish.min(PAUSE_MAX));
             let at = at.map(|k| k.min(fit.len().saturating_sub(1)));
             let k = at.unwrap_or(0);
-            tally.done += k as u64;
+            exceptions = not_done(before, &fit[..k], &policy, &mut tally);
             // Attempts belong to the first event; a later one gets its first attempt.
-            let before = if k == 0 { policy.attempts.counted() } else { 0 };
-            let attempt = before.saturating_add(1);
+            let counted = if k == 0 { policy.attempts.counted() } else { 0 };
+            let attempt = counted.saturating_add(1);
             let reason = shorten(&reason);
             failure = Some(reason.clone());
             let isolate = u32::try_from(slice.len()).unwrap_or(u32::MAX);
@@ -229,6 +207,37 @@ pub(super) fn settle(
     };
     leave(&slice[..n], policy.attempts.counted(), &mut exceptions, &mut tally);
     Settlement { n, settled, mode, exceptions, tally, failure, ending }
+}
+
+/// The exceptions that the handler made of settled events; the others are done. `settled`: their places
+/// in the queue.
+fn not_done(
+    outcomes: Vec<(usize, Outcome)>,
+    settled: &[usize],
+    policy: &Policy,
+    tally: &mut Tally,
+) -> Vec<Exception> {
+    let mut exceptions: Vec<Exception> = Vec::new();
+    for (k, outcome) in outcomes {
+        // An exception beyond the settled events is contradictory: that event stays queued.
+        let Some(&index) = settled.get(k) else { continue };
+        if exceptions.iter().any(|known| known.index == index) {
+            continue;
+        }
+        let fate = match outcome {
+            Outcome::Dead(reason) => {
+                tally.dead += 1;
+                Fate::Dead { reason: shorten(&reason), attempts: policy.attempts.counted() + 1 }
+            }
+            Outcome::Later(delay) => {
+                tally.later += 1;
+                Fate::Later { at_ms: millis(policy.now + delay.min(PAUSE_MAX)) }
+            }
+        };
+        exceptions.push(Exception { index, fate });
+    }
+    tally.done += (settled.len() - exceptions.len()) as u64;
+    exceptions
 }
 
 /// Adds the exceptions for the events of a slice that leave the queue without a handler.

@@ -1,10 +1,13 @@
 //! Finds one event of a bot by its id: in its queue, among its delayed events, its dead letters and its
 //! attempts. Each search is bounded.
 
+use std::ops::RangeInclusive;
+
 use redis::{Pipeline, Value};
 use tokio::time::Instant;
 
 use super::{LetterOfBot, Queue, Wish, delayed_bot};
+use crate::bus::pages;
 use crate::event::{Event, Glimpse};
 use crate::history::{self, Attempt};
 use crate::id::{BotId, Lane, Sequence};
@@ -17,6 +20,10 @@ const PAGE: usize = 500;
 const PAGE_BYTES: usize = 4 << 20;
 /// Number of delayed events per read: they are read whole, and may be large.
 const DELAYED_PAGE: usize = 16;
+/// Number of entries of completed slices per read, which grows: each has up to 64 attempts.
+const DONE_PAGE: RangeInclusive<usize> = 64..=256;
+/// Maximum number of shards whose attempts are read together, so that a distant Redis is asked less often.
+const TOGETHER: usize = 16;
 /// Maximum number of events of a queue, or delayed events of a shard, that a search reads.
 const EVENTS_MAX: u64 = 20_000;
 /// Maximum number of dead letters of a bot that a search reads.
@@ -159,30 +166,30 @@ impl Queue {
         &self,
         id: &str,
         deadline: Instant,
-    ) -> Result<Option<BotId>, RedisError> {
-        for keys in self.shards().iter() {
-            if Instant::now() > deadline {
-                break;
+    ) -> Result<Search<BotId>, RedisError> {
+        let all = self.shards().iter().map(|keys| (&keys.history, Unread::all()));
+        let (mut shards, mut together) = (all.collect::<Vec<_>>(), TOGETHER);
+        while !shards.is_empty() {
+            if Instant::now() >= deadline {
+                return Ok(Search::Unknown);
             }
-            let [stream, failed, ..] = &keys.history;
-            let mut pipe = Pipeline::with_capacity(2);
-            pipe.cmd("XRANGE").arg(stream).arg("-").arg("+");
-            pipe.cmd("HGETALL").arg(failed);
-            let mut answers = self.link().run_checked("XRANGE", &pipe).await?.into_iter();
-            let (portions, failures) = (answers.next(), answers.next());
-            let portions = self.read("XRANGE", Reply::new(portions.unwrap_or(Value::Nil)))?;
-            if let Some(bot) = self.read("XRANGE", in_portions(portions, id))? {
-                return Ok(Some(bot));
+            let first = together.min(shards.len());
+            let mut pipe = Pipeline::with_capacity(2 * first);
+            for (keys, unread) in &shards[..first] {
+                unread.ask(keys, &mut pipe);
             }
-            let failures = self.read("HGETALL", pairs(failures.unwrap_or(Value::Nil)))?;
-            let concerns = |packed: &[u8]| {
-                history::read_failures(packed).iter().any(|attempt| attempt.concerns(id))
-            };
-            if let Some((bot, _)) = failures.iter().find(|(_, packed)| concerns(packed)) {
-                return Ok(BotId::parse(&String::from_utf8_lossy(bot)).ok());
+            let answers = self.link().run_checked("XREVRANGE", &pipe).await?;
+            let bytes: u64 = answers.iter().map(pages::bytes).sum();
+            let mut answers = answers.into_iter();
+            for (_, unread) in &mut shards[..first] {
+                if let Some(bot) = self.read("XREVRANGE", unread.search(&mut answers, id))? {
+                    return Ok(Search::Found(bot));
+                }
             }
+            shards.retain(|(_, unread)| unread.is_left());
+            together = pages::next(first, bytes).min(TOGETHER);
         }
-        Ok(None)
+        Ok(Search::Absent)
     }
 
     /// The bot of the dead letter of an event, among the newest letters of all bots.
@@ -190,54 +197,112 @@ impl Queue {
         &self,
         id: &str,
         deadline: Instant,
-    ) -> Result<Option<BotId>, RedisError> {
-        let mut before = None;
-        while Instant::now() < deadline {
-            let page = self.glimpse_dead_letters(None, &|_| true, before, PAGE).await?;
+    ) -> Result<Search<BotId>, RedisError> {
+        let (mut before, mut limit) = (None, PAGE);
+        loop {
+            let wish = Wish { bot: None, wanted: &|_| true, reason: "" };
+            let page = self.search_dead_letters(wish, before, limit, Some(deadline)).await?;
             let is_it = |letter: &LetterOfBot| letter.event.as_deref() == Some(id);
             before = page.next;
             if let Some((bot, _)) = page.letters.into_iter().find(|(_, letter)| is_it(letter)) {
-                return Ok(Some(bot));
+                return Ok(Search::Found(bot));
+            }
+            if page.cut {
+                return Ok(Search::Unknown);
             }
             if before.is_none() {
-                break;
+                return Ok(Search::Absent);
             }
+            // Each page looks at all shards again.
+            limit = (2 * limit).min(LETTERS_MAX);
+        }
+    }
+}
+
+/// What is not read yet of the attempts of a shard. They may have many MB, and Redis does nothing else
+/// during a read, so a page is read at a time.
+struct Unread {
+    /// The end of the next page of completed slices. `None`: all are read.
+    done: Option<String>,
+    /// Number of entries of completed slices that were read.
+    read: usize,
+    /// The cursor of the next page of failures. `None`: all are read.
+    failed: Option<String>,
+    /// Number of bots on that page: the failures of one may have 500 KiB.
+    bots: usize,
+}
+
+impl Unread {
+    fn all() -> Self {
+        let (done, failed) = (Some("+".to_owned()), Some("0".to_owned()));
+        Self { done, read: 0, failed, bots: pages::FIRST }
+    }
+
+    /// Whether there is a next page.
+    fn is_left(&self) -> bool {
+        self.done.is_some() || self.failed.is_some()
+    }
+
+    /// Number of entries of the next page of completed slices: as many as were read before.
+    fn entries(&self) -> usize {
+        self.read.clamp(*DONE_PAGE.start(), *DONE_PAGE.end())
+    }
+
+    /// Asks for the next page of both.
+    fn ask(&self, [stream, failed, ..]: &[String; 4], pipe: &mut Pipeline) {
+        if let Some(end) = &self.done {
+            pipe.cmd("XREVRANGE").arg(stream).arg(end).arg("-").arg("COUNT").arg(self.entries());
+        }
+        if let Some(cursor) = &self.failed {
+            pipe.cmd("HSCAN").arg(failed).arg(cursor).arg("COUNT").arg(self.bots);
+        }
+    }
+
+    /// The bot of an attempt at the event with this id, in the answers to [`Self::ask`].
+    fn search(
+        &mut self,
+        answers: &mut impl Iterator<Item = Value>,
+        id: &str,
+    ) -> Result<Option<BotId>, ReplyError> {
+        let mut answer = || answers.next().unwrap_or(Value::Nil);
+        if self.done.is_some() {
+            let mut entries = Reply::new(answer())?;
+            let (is_full, mut last) = (entries.len() == self.entries(), String::new());
+            self.read += entries.len();
+            while let Some(entry) = entries.next() {
+                let mut entry = Reply::new(entry)?;
+                last = entry.text()?;
+                let mut fields = Reply::new(entry.next().unwrap_or(Value::Nil))?;
+                fields.next();
+                let portion = fields.bytes()?.unwrap_or_default();
+                if let Some(bot) = history::bot_of(&portion, id)
+                    && let Ok(bot) = BotId::parse(&bot)
+                {
+                    return Ok(Some(bot));
+                }
+            }
+            self.done = is_full.then(|| format!("({last}"));
+        }
+        if self.failed.is_some() {
+            let page = answer();
+            self.bots = pages::next(self.bots, pages::bytes(&page));
+            let mut page = Reply::new(page)?;
+            let cursor = page.text()?;
+            let mut fields = Reply::new(page.next().unwrap_or(Value::Nil))?;
+            while fields.len() > 1 {
+                let bot = fields.bytes()?.unwrap_or_default();
+                let packed = fields.bytes()?.unwrap_or_default();
+                let failures = history::read_failures(&packed);
+                if failures.iter().any(|attempt| attempt.concerns(id))
+                    && let Ok(bot) = BotId::parse(&String::from_utf8_lossy(&bot))
+                {
+                    return Ok(Some(bot));
+                }
+            }
+            self.failed = (cursor != "0").then_some(cursor);
         }
         Ok(None)
     }
-}
-
-/// The bot of an attempt at an event in entries of completed slices.
-fn in_portions(mut entries: Reply, id: &str) -> Result<Option<BotId>, ReplyError> {
-    while let Some(entry) = entries.next() {
-        let mut entry = Reply::new(entry)?;
-        entry.next();
-        let mut fields = Reply::new(entry.next().unwrap_or(Value::Nil))?;
-        fields.next();
-        let portion = fields.bytes()?.unwrap_or_default();
-        if let Some(bot) = history::bot_of(&portion, id) {
-            return Ok(BotId::parse(&bot).ok());
-        }
-    }
-    Ok(None)
-}
-
-/// The name and the value of a field of a hash.
-type Field = (Vec<u8>, Vec<u8>);
-
-/// The fields of a hash.
-fn pairs(hash: Value) -> Result<Vec<Field>, ReplyError> {
-    let flat = match hash {
-        Value::Map(pairs) => pairs.into_iter().flat_map(|(field, value)| [field, value]).collect(),
-        Value::Array(flat) => flat,
-        _ => Vec::new(),
-    };
-    let mut reply = Reply::new(Value::Array(flat))?;
-    let mut found = Vec::new();
-    while reply.len() > 1 {
-        found.push((reply.bytes()?.unwrap_or_default(), reply.bytes()?.unwrap_or_default()));
-    }
-    Ok(found)
 }
 
 /// Whether a delayed event, as it is stored, is the event of the bot with this id.
@@ -249,4 +314,74 @@ fn is_delayed(stored: &[u8], bot: &BotId, id: &str) -> bool {
     let encoded = stored.get(colon + 1 + bot.as_str().len()..).unwrap_or_default();
     let record = Event::record(0, encoded);
     Glimpse::read(&record).is_some_and(|seen| seen.id == id)
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::Arg;
+
+    use super::*;
+
+    /// The commands that read the next pages, as text.
+    fn asked(unread: &Unread) -> Vec<String> {
+        let keys = ["done", "failed", "", ""].map(str::to_owned);
+        let mut pipe = Pipeline::new();
+        unread.ask(&keys, &mut pipe);
+        pipe.cmd_iter().map(words).collect()
+    }
+
+    fn words(command: &redis::Cmd) -> String {
+        let words = command.args_iter().map(|word| match word {
+            Arg::Simple(word) => String::from_utf8_lossy(word).into_owned(),
+            _ => String::new(),
+        });
+        words.collect::<Vec<_>>().join(" ")
+    }
+
+    fn text(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    /// Entries with these numbers, the last one first, which have no attempt.
+    fn entries(numbers: std::ops::Range<usize>) -> Value {
+        let entry = |n: usize| {
+            let fields = Value::Array(vec![text("b"), text("damaged")]);
+            Value::Array(vec![text(&format!("{n}-0")), fields])
+        };
+        Value::Array(numbers.rev().map(entry).collect())
+    }
+
+    fn failures(cursor: &str) -> Value {
+        Value::Array(vec![text(cursor), Value::Array(vec![text("a"), text("damaged")])])
+    }
+
+    #[test]
+    fn the_attempts_of_a_shard_are_read_a_page_at_a_time_to_their_end() {
+        let mut unread = Unread::all();
+        let read = |unread: &mut Unread, answers: Vec<Value>| {
+            assert_eq!(unread.search(&mut answers.into_iter(), "e"), Ok(None));
+        };
+        assert_eq!(asked(&unread), ["XREVRANGE done + - COUNT 64", "HSCAN failed 0 COUNT 16"]);
+        read(&mut unread, vec![entries(7..71), failures("9")]);
+        assert_eq!(asked(&unread), ["XREVRANGE done (7-0 - COUNT 64", "HSCAN failed 9 COUNT 32"]);
+        read(&mut unread, vec![entries(0..7), failures("5")]);
+        assert_eq!(asked(&unread), ["HSCAN failed 5 COUNT 64"]);
+        assert!(unread.is_left());
+        read(&mut unread, vec![failures("0")]);
+        assert_eq!(asked(&unread), [""; 0]);
+        assert!(!unread.is_left());
+    }
+
+    #[test]
+    fn the_pages_of_a_shard_grow_so_that_its_end_is_soon_reached() {
+        let (mut unread, mut pages, mut end) = (Unread::all(), Vec::new(), 100_000);
+        for _ in 0..6 {
+            let count = unread.entries();
+            pages.push((count, unread.bots));
+            let answers = vec![entries(end - count..end), failures("9")];
+            assert_eq!(unread.search(&mut answers.into_iter(), "e"), Ok(None));
+            end -= count;
+        }
+        assert_eq!(pages, [(64, 16), (64, 32), (128, 64), (256, 64), (256, 64), (256, 64)]);
+    }
 }

@@ -62,27 +62,49 @@ impl Queue {
     /// # Errors
     /// If Redis is unavailable or refuses.
     pub async fn holdings(&self, bot: &BotId) -> Result<Holdings, RedisError> {
-        let fields = ["q", "l", "L", "n", "N", "d", "D"].map(|kind| format!("{kind}{bot}"));
-        let keys = self.keys_of(bot);
-        let command = redis::Cmd::hmget(keys.held(), &fields);
-        let value = self.link().command("HMGET", command).await?;
-        let misread = |source| self.link().misread("HMGET", source);
-        let mut reply = Reply::new(value).map_err(misread)?;
-        let mut next = || -> Result<Option<u64>, RedisError> { reply.optional().map_err(misread) };
-        let queued_bytes = match next()? {
+        let [queued, others @ ..] = self.held(bot, ["q", "l", "L", "n", "N", "d", "D"]).await?;
+        let queued_bytes = match queued {
             Some(bytes) => bytes,
             None => self.bytes_of_few(bot).await?,
         };
-        let mut next = || Ok::<_, RedisError>(next()?.unwrap_or(0));
+        let others = others.map(Option::unwrap_or_default);
+        let [delayed_events, delayed_bytes, pending, pending_bytes, dead_letters, dead_bytes] =
+            others;
         Ok(Holdings {
             queued_bytes,
-            delayed_events: next()?,
-            delayed_bytes: next()?,
-            pending: next()?,
-            pending_bytes: next()?,
-            dead_letters: next()?,
-            dead_bytes: next()?,
+            delayed_events,
+            delayed_bytes,
+            pending,
+            pending_bytes,
+            dead_letters,
+            dead_bytes,
         })
+    }
+
+    /// The number of the delayed events of a bot, and their bytes.
+    ///
+    /// # Errors
+    /// If Redis is unavailable or refuses.
+    pub(crate) async fn delayed_of(&self, bot: &BotId) -> Result<[u64; 2], RedisError> {
+        Ok(self.held(bot, ["l", "L"]).await?.map(Option::unwrap_or_default))
+    }
+
+    /// What the scripts count of a bot, of each of these kinds.
+    async fn held<const N: usize>(
+        &self,
+        bot: &BotId,
+        kinds: [&str; N],
+    ) -> Result<[Option<u64>; N], RedisError> {
+        let fields = kinds.map(|kind| format!("{kind}{bot}"));
+        let command = redis::Cmd::hmget(self.keys_of(bot).held(), &fields);
+        let value = self.link().command("HMGET", command).await?;
+        let misread = |source| self.link().misread("HMGET", source);
+        let mut reply = Reply::new(value).map_err(misread)?;
+        let mut held = [None; N];
+        for number in &mut held {
+            *number = reply.optional().map_err(misread)?;
+        }
+        Ok(held)
     }
 
     /// The bytes of a queue that the scripts do not count, because it has few and small events.

@@ -383,8 +383,6 @@ fn view_bot(
     let set_aside = reply.optional::<u64>()?.unwrap_or(0);
     let pause = PauseNote::read(&reply.text()?).filter(|_| paused);
     let depth = depth + set_aside;
-    let numbers =
-        |text: &str| -> Vec<u64> { text.split('|').filter_map(|part| part.parse().ok()).collect() };
     let state = match (own.is_empty(), until.is_some(), paused, ready) {
         (false, ..) => BotState::Leased,
         (_, true, ..) => BotState::Parked,
@@ -392,7 +390,6 @@ fn view_bot(
         (.., true) => BotState::Ready,
         _ => BotState::Idle,
     };
-    let counted = numbers(&attempts).get(1..3).map_or(0, |counts| counts.iter().sum());
     Ok(BotView {
         bot: bot.clone(),
         state,
@@ -403,7 +400,7 @@ fn view_bot(
         until_ms: until
             .and_then(|text| parse_score(&String::from_utf8_lossy(&text)))
             .map(i64::unsigned_abs),
-        attempts: u32::try_from(counted).unwrap_or(u32::MAX),
+        attempts: u32::try_from(counted(&attempts)).unwrap_or(u32::MAX),
         weight: limits.weight.unwrap_or_default(),
         rate: limits.rate,
         burst: limits.burst,
@@ -411,6 +408,15 @@ fn view_bot(
         throttled_since_ms: slow.filter(|_| depth > 0).map(i64::unsigned_abs),
         pause,
     })
+}
+
+/// The failures and lost leases of a bot since its last progress.
+pub(super) fn counted(attempts: &str) -> u64 {
+    numbers(attempts).get(1..3).map_or(0, |counts| counts.iter().sum())
+}
+
+fn numbers(text: &str) -> Vec<u64> {
+    text.split('|').filter_map(|part| part.parse().ok()).collect()
 }
 
 fn age_ms(sequence: u64, now: Duration) -> u64 {

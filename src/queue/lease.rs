@@ -47,6 +47,8 @@ pub struct Lease {
     pub fence: Fence,
     /// The run id of the server that granted it.
     run: Arc<str>,
+    /// The time of that server then, µs since 1970; its fence, if the server did not tell it.
+    granted_us: u64,
     /// Failures and lost leases since the bot's last progress.
     pub attempts: Attempts,
     /// The bot's lanes that are set aside.
@@ -66,7 +68,8 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// The lease that the call `sent` requested for `ttl`.
+    /// The lease that the call `sent` requested for `ttl`. Its fence counts as the time when it was
+    /// granted.
     #[must_use]
     pub fn new(grant: Grant, run: Arc<str>, shard: Shard, sent: Sent, ttl: Duration) -> Self {
         let Grant { bot, fence, attempts, aside, own, queued_bytes, .. } = grant;
@@ -75,6 +78,7 @@ impl Lease {
             shard,
             fence,
             run,
+            granted_us: fence.get(),
             attempts,
             aside,
             own,
@@ -86,6 +90,19 @@ impl Lease {
         };
         lease.extend(sent, ttl);
         lease
+    }
+
+    /// Notes the time of the server when it was granted, µs since 1970. The fence may be ahead of it.
+    #[must_use]
+    pub fn granted_at(self, now_us: u64) -> Self {
+        Self { granted_us: now_us, ..self }
+    }
+
+    /// The time of the server when it was granted, µs since 1970. A lease that came with a copy has its
+    /// fence here, because that call does not tell the time.
+    #[must_use]
+    pub fn granted_us(&self) -> u64 {
+        self.granted_us
     }
 
     /// Applies the renewal by the call `sent`.
@@ -236,6 +253,13 @@ mod tests {
         let ends = |n, mode| lease.completion((n, 0), mode, 0, Vec::new()).is_lasting();
         assert!(!lease.renewal(TTL).is_lasting() && !lease.handover(TTL, 1, 5).is_lasting());
         assert!(ends(1, keep) && ends(0, Mode::Release) && ends(0, Mode::Park { ms: 1 }));
+    }
+
+    #[test]
+    fn it_was_granted_at_the_time_of_the_server_although_its_fence_is_ahead() {
+        let lease = granted(Some(1));
+        assert_eq!(lease.granted_us(), 7, "its fence");
+        assert_eq!(lease.granted_at(5).granted_us(), 5);
     }
 
     #[test]

@@ -17,7 +17,8 @@ pub const PUSH_MAX: usize = 1_000;
 pub struct PushOptions<'a> {
     /// A second push with the same key within the deduplication window changes nothing.
     pub idempotency: Option<(&'a str, Duration)>,
-    /// When the event becomes due, since 1970. Only for a call with exactly one event.
+    /// When the event becomes due, since 1970 by the clock of Redis. Only for a call with exactly one event.
+    /// For a delay use [`Queue::push_later`]: the clock of this process may be wrong.
     pub due: Option<Duration>,
 }
 
@@ -69,10 +70,37 @@ impl Queue {
         events: &[Event],
         options: PushOptions<'_>,
     ) -> Result<Pushed, PushError> {
+        let due_ms = options.due.map_or(0, |due| millis(due).try_into().unwrap_or(i64::MAX));
         let most = if options.due.is_some() { 1 } else { PUSH_MAX };
         if !(1..=most).contains(&events.len()) {
             return Err(PushError::Count { events: events.len() });
         }
+        self.push_at(bot, events, options.idempotency, due_ms).await
+    }
+
+    /// Queues an event of its bot after a delay, which Redis measures. It need not come from a bus. A second
+    /// call with the same key within the window of `idempotency` changes nothing: the first one's delay counts.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    pub async fn push_later(
+        &self,
+        event: &Event,
+        delay: Duration,
+        idempotency: Option<(&str, Duration)>,
+    ) -> Result<Pushed, PushError> {
+        let after_ms = i64::try_from(millis(delay)).unwrap_or(i64::MAX);
+        self.push_at(event.bot(), std::slice::from_ref(event), idempotency, -after_ms).await
+    }
+
+    /// Queues events whose number was checked. For `due_ms` see [`Push`].
+    async fn push_at(
+        &self,
+        bot: &BotId,
+        events: &[Event],
+        idempotency: Option<(&str, Duration)>,
+        due_ms: i64,
+    ) -> Result<Pushed, PushError> {
         if let Some(event) = events.iter().find(|event| event.bot() != bot) {
             let (of, bot) = (event.bot().clone(), bot.clone());
             return Err(PushError::OtherBot { event: event.id().to_owned(), of, bot });
@@ -81,13 +109,13 @@ impl Queue {
             return Err(PushError::Ledger { pipeline: self.name.clone() });
         }
         let encoded: Vec<Vec<u8>> = events.iter().map(Event::encode).collect();
-        let idempotency = options.idempotency.map(|(key, window)| (key, millis(window).max(1)));
+        let idempotency = idempotency.map(|(key, window)| (key, millis(window).max(1)));
         let push = Push {
             keys: self.keys_of(bot),
             limits: self.limits_of(bot),
             bot,
             events: &encoded,
-            due_ms: options.due.map_or(0, millis),
+            due_ms,
             idempotency,
         };
         Ok(self.link.call(&push).await?)

@@ -197,8 +197,10 @@ impl Sampler {
             let names = self.pipelines.iter().map(|sampled| sampled.queue.name().clone());
             found.samples = names.map(|name| (name, Sample::default())).collect();
         }
+        // Ages and due times are those of Redis: the clock of this process may be wrong.
+        let time = link.time().await?;
         for sampled in looked_at {
-            match sampled.look(&self.clock, now >= self.expire, &mut found).await {
+            match sampled.look(time, now >= self.expire, &mut found).await {
                 Err(error) if error.is_passing() && !error.is_full() => return Err(error),
                 // The error concerns only this pipeline.
                 Err(error) => {
@@ -274,15 +276,15 @@ struct Found {
 }
 
 impl Sampled {
-    /// Samples this pipeline, and deletes old dead letters if `expires` is set.
+    /// Samples this pipeline, and deletes old dead letters if `expires` is set. `now` is the time of Redis.
     async fn look(
         &self,
-        clock: &SharedClock,
+        now: Duration,
         expires: bool,
         found: &mut Found,
     ) -> Result<(), RedisError> {
         let Self { queue, metrics, keep_dead, .. } = self;
-        let view = queue.view(clock.now()).await?;
+        let view = queue.view(now).await?;
         found.quiet &= view.depth == 0 && view.leased + view.parked == 0;
         show(metrics, &view, queue.limits().linger_ms);
         #[expect(clippy::cast_precision_loss, reason = "a picture")]
@@ -291,7 +293,7 @@ impl Sampled {
         found.samples.insert(queue.name().clone(), sample);
         let mut overdue_ms = 0;
         if self.watches_delayed() {
-            let (first, now_ms) = (queue.first_due_ms().await?, millis(clock.now()));
+            let (first, now_ms) = (queue.first_due_ms().await?, millis(now));
             found.quiet &= first.is_none_or(|first| first > now_ms);
             // A due time causes no wake message if no scheduler runs.
             let left = first.map(|first| Duration::from_millis(first.saturating_sub(now_ms)));

@@ -130,6 +130,18 @@ fn outcomes_of_single_events_become_exceptions_once() {
 }
 
 #[test]
+fn outcomes_of_the_events_before_a_failed_one_count() {
+    let later = Outcome::Later(Duration::from_secs(5));
+    let before = vec![(0, Outcome::Dead("never".into())), (1, later.clone()), (3, later)];
+    let failure = Failure { before, ..Failure::transient(3, "full") };
+    let end = settle(&[Fit, Fit, Fit, Fit], Err(failure), policy(0));
+    let later = Exception { index: 1, fate: Fate::Later { at_ms: 1_005_000 } };
+    assert_eq!((end.n, end.settled), (3, 3));
+    assert_eq!(end.exceptions, [dead(0, "never", 1), later]);
+    assert_eq!((end.tally.done, end.tally.later, end.tally.retried), (1, 1, 1));
+}
+
+#[test]
 fn an_outcome_of_the_first_event_that_is_not_settled_changes_nothing() {
     let end = settle(&[Fit, Fit, Fit], Ok(Outcomes::first(1).dead(1, "no")), policy(0));
     assert_eq!((end.n, end.exceptions, end.tally.done, end.tally.dead), (1, vec![], 1, 0));

@@ -89,6 +89,7 @@ impl Worker {
             answer = std::mem::replace(&mut run.answer, Ok(Outcomes::done()));
             took = run.took;
         }
+        let answer = self.within_quota(fitness, answer).await;
         let settlement = self.settle(fitness, answer);
         let (n, lane) = (settlement.n, state.lane);
         let mut aside = self.lease.aside.trying(None);

@@ -290,9 +290,17 @@ impl Worker {
         #[expect(clippy::cast_precision_loss, reason = "a slice has at most 5,000 events")]
         self.shared.metrics.slice_events.record(events as f64);
         self.shared.estimate.observe(took, events);
-        if self.shared.handler.mostly_waits() {
+        if self.shared.mostly_waits() {
             let time = self.shared.settings.slice_time;
             self.shared.estimate.observe_wait(took, events, time);
         }
+    }
+}
+
+impl super::Shared {
+    /// Whether most of the time of a slice is a wait.
+    pub(in super::super) fn mostly_waits(&self) -> bool {
+        let asked = || self.handler.mostly_waits();
+        caught(self.queue.name(), "Handler::shares_calls", asked).unwrap_or(false)
     }
 }

@@ -19,6 +19,7 @@ use super::super::commit::Committed;
 use super::super::lanes::{List, Situation, choose};
 use super::super::settle::{Fitness, Settlement, Tally, given_up, leave};
 use super::super::{Lanes, Shared};
+use super::room::wants_later;
 use super::traced::{commits, ended};
 use super::{Ended, Worker, throttle, too_long};
 use crate::event::Event;
@@ -133,9 +134,10 @@ impl Worker {
         }
     }
 
-    /// The time of the server, as the lease shows it: the clocks of processes may differ.
+    /// The time of the server, as the lease shows it: the clocks of processes may differ. Not by its fence,
+    /// which is ahead after the clock of the server was set back.
     pub(super) fn now_ms(&self) -> u64 {
-        self.lease.fence.get() / 1_000 + crate::clock::millis(self.claimed_at.elapsed())
+        self.lease.granted_us() / 1_000 + crate::clock::millis(self.claimed_at.elapsed())
     }
 
     /// What changes for the lanes that are set aside.
@@ -201,6 +203,7 @@ impl Worker {
             attempt: self.lease.attempts.counted() + 1,
             deadline: self.lease.deadline(),
             events,
+            granted_us: self.lease.granted_us(),
             trace: None,
         }
     }
@@ -294,8 +297,11 @@ impl Worker {
             }
         }
         let mut whole = Whole::default();
+        let mut room = self.room(runs.iter().any(|run| wants_later(&run.answer))).await;
         for run in &mut runs {
             let answer = std::mem::replace(&mut run.answer, Ok(not_started()));
+            let size = |k: usize| run.places.get(k).map(|place| self.sizes[*place]);
+            let answer = room.bound(answer, size);
             let fit = vec![Fitness::Fit; run.places.len()];
             let mut settlement = self.settle_after(&fit, answer, unavailable);
             let exceptions = std::mem::take(&mut settlement.exceptions).into_iter();

@@ -12,6 +12,7 @@ mod aside;
 mod finish;
 mod held;
 mod lanes;
+mod room;
 mod throttle;
 mod traced;
 
@@ -116,7 +117,7 @@ impl Worker {
     }
 
     fn has_lanes(&self) -> bool {
-        self.shared.lanes.is_some() || !self.lease.aside.is_empty()
+        self.shared.has_lanes(&self.lease)
     }
 
     /// Handles all events one after the other.
@@ -140,6 +141,7 @@ impl Worker {
             attempt: self.lease.attempts.counted() + 1,
             deadline: self.lease.deadline(),
             events,
+            granted_us: self.lease.granted_us(),
             trace: None,
         };
         let mut took = Duration::ZERO;
@@ -172,6 +174,7 @@ impl Worker {
         }
         let mut answer = answer;
         let entries = answer.as_mut().ok().and_then(|outcomes| outcomes.ledger.take());
+        let answer = self.within_quota(&slice, answer).await;
         let settlement = self.settle(&slice, answer);
         self.finish(&slice, &slice_events, settlement, entries, took).await;
     }
@@ -185,7 +188,7 @@ impl Worker {
         let mut events = Vec::with_capacity(records.len());
         for record in records {
             // A slice by lanes ends with one call, which must stay short. The others stay queued.
-            if self.has_lanes() && slice.len() - events.len() >= CALL_EXCEPTIONS {
+            if self.has_lanes() && slice.len() >= CALL_EXCEPTIONS {
                 break;
             }
             let (sequence, event) = match Event::decode(&record, &self.lease.bot) {

@@ -1,20 +1,28 @@
 //! A process whose clock is wrong. Times in Redis are those of its server, and only its clock ends them.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use fairlane::app::Roles;
+use fairlane::app::{App, Roles};
 use fairlane::clock::{Clock, SystemClock, millis};
+use fairlane::config::Config;
 use fairlane::event::Event;
 use fairlane::handler::Outcomes;
-use fairlane::id::BotId;
+use fairlane::id::{BotId, PipelineName};
+use fairlane::lifecycle::Shutdown;
+use fairlane::product::{Gauges, OpenError, Opening, Part, Product, Seat, Seen, SharedHandler};
 use fairlane::queue::PushOptions;
+use serde_json::json;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
 
+use crate::support::automation_rig::{RULES, emitted, event, publish, put};
 use crate::support::config::config;
+use crate::support::counter_fleet::Stores;
 use crate::support::instance::{Instance, queue};
 use crate::support::recorder::Log;
-use crate::support::redis::{Options, RedisServer};
+use crate::support::redis::{Options, Persistence, RedisServer};
 use crate::support::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -89,6 +97,78 @@ async fn an_event_that_its_handler_delays_is_handed_out_again_after_the_delay() 
         assert!(waited < Duration::from_secs(20), "{ahead} s ahead: late, after {waited:?}");
         instance.stop().await;
     }
+}
+
+#[tokio::test]
+async fn an_event_that_a_rule_delays_is_on_the_bus_after_the_delay() {
+    for ahead in [-MINUTE, MINUTE] {
+        let stores = Stores::start(Persistence::Always);
+        let instance = start(ahead, &stores.direct(RULES), &Log::default()).await;
+        let rule = json!({ "on": ["x"], "actions": [{ "emit": { "type": "y", "delay": 3 } }] });
+        put(&instance.client(), "shop", "later", &rule).await;
+        let begun = Instant::now();
+        publish(&stores, &[event("shop", "u", "1", "x", json!({}))]).await;
+        let came = async || !emitted(&stores, "y").await.is_empty();
+        eventually(LONG, "the delayed event is on the bus", came).await;
+        let waited = begun.elapsed();
+        assert!(waited >= Duration::from_secs(3), "{ahead} s ahead: early, after {waited:?}");
+        assert!(waited < Duration::from_secs(20), "{ahead} s ahead: late, after {waited:?}");
+        instance.stop().await;
+    }
+}
+
+/// A product that keeps the last sample of its pipeline.
+#[derive(Clone, Default)]
+struct Watched(Arc<Mutex<Seen>>);
+
+impl Product for Watched {
+    fn pipeline(&self) -> &'static str {
+        "watched"
+    }
+
+    fn open(&self, _: &Opening<'_>) -> Result<Arc<dyn Part>, OpenError> {
+        Ok(Arc::new(self.clone()))
+    }
+}
+
+impl Part for Watched {
+    fn handler(&self, _: &Seat<'_>) -> SharedHandler {
+        Log::default().content().into()
+    }
+
+    fn gauges(&self) -> Option<Box<dyn Gauges>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+impl Gauges for Watched {
+    fn watches_delayed(&self) -> bool {
+        true
+    }
+
+    fn show(&self, seen: &Seen) {
+        *self.0.lock().unwrap() = seen.clone();
+    }
+}
+
+#[tokio::test]
+async fn a_delayed_event_is_not_overdue_before_its_time() {
+    let (server, watched) = (RedisServer::start(Options::default()), Watched::default());
+    let text = config(&server, "watched", &[("pipelines.watched.handler", "\"watched\"")]);
+    let builder = App::builder(Config::from_toml(&text, "the test").unwrap());
+    let builder = builder.clock(Arc::new(Wrong(MINUTE))).product(watched.clone());
+    let app = Box::pin(builder.build()).await.unwrap();
+    let queue = app.queue(&PipelineName::parse("watched").unwrap()).unwrap();
+    let mut running = JoinSet::new();
+    running.spawn(app.run(Shutdown::new()));
+    let bot = BotId::parse("bot").unwrap();
+    let later = Event::builder("test", &bot).build().unwrap();
+    let due = Some(SystemClock.now() + Duration::from_secs(40));
+    let options = PushOptions { due, ..PushOptions::default() };
+    queue.push(&bot, &[later], options).await.unwrap();
+    let last = || watched.0.lock().unwrap().clone();
+    eventually(LONG, "it is sampled", async || last().view.delayed == 1).await;
+    assert_eq!(last().overdue_ms, 0);
 }
 
 #[tokio::test]

@@ -31,4 +31,5 @@ mod scripts;
 mod sentinel;
 mod starting;
 mod store;
+mod throttled;
 mod total;

@@ -226,6 +226,54 @@ async fn an_event_for_later_comes_again_at_its_time_and_not_before() {
 }
 
 #[tokio::test]
+async fn an_event_that_a_bot_may_not_delay_stays_in_its_queue_and_says_why() {
+    for order in ["bot", "subject"] {
+        let server = RedisServer::start(Options::default());
+        let handler = Log::default().handler(|slice: Slice| async move {
+            let later = |outcomes: Outcomes, at| outcomes.later(at, Duration::from_secs(3_600));
+            Ok((0..slice.events.len()).fold(Outcomes::done(), later))
+        });
+        let order_by = format!("\"{order}\"");
+        let settings = [
+            ("quotas.delayed_events", "5"),
+            ("pipelines.full.order_by", &*order_by),
+            ("pipelines.full.backoff", "{ initial = \"1h\", max = \"1h\", jitter = 0.0 }"),
+        ];
+        let instance = Instance::start(&config(&server, "full", &settings), handler).await;
+        let events: Vec<String> = (0..12).map(|id| event("b", "test", id)).collect();
+        add(&server, STREAM, &events).await;
+        let (queue, bot) = (instance.queue("full"), BotId::parse("b").unwrap());
+        let client = instance.client();
+        eventually(LONG, "it says why", async || {
+            let shown = client.get("/v1/pipelines/full/bots/b").await.json();
+            let reason = shown["last_failure"]["reason"].as_str().unwrap_or_default();
+            reason.ends_with("it holds 5, and quotas.delayed_events is now 5")
+        })
+        .await;
+        let depth = async || queue.view(Duration::ZERO).await.unwrap().depth;
+        eventually(LONG, "all others are queued", async || depth().await == 7).await;
+        assert_eq!(queue.holdings(&bot).await.unwrap().delayed_events, 5, "{order}");
+        assert!(queue.dead_letters(None, 10).await.unwrap().is_empty(), "{order}");
+        instance.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn an_event_that_a_bot_may_never_delay_becomes_a_dead_letter_that_says_why() {
+    let settings = [("quotas.delayed_bytes", "10"), ("pipelines.never.max_attempts", "2")];
+    let answer: ScriptedHandler = |_, _| Ok(Outcomes::done().later(0, LONG));
+    let three = Three::start("never", &settings, answer).await;
+    let expected = handed_out(&[("0", 1), ("1", 1), ("1", 2), ("2", 1)]);
+    assert_eq!(three.handed_out(4).await, expected);
+    let letters = three.letters().await;
+    assert_eq!(letters.len(), 1, "{letters:?}");
+    let (reason, attempts) = &letters[0];
+    assert!(reason.ends_with("it holds 0, and quotas.delayed_bytes is now 10"), "{reason}");
+    assert_eq!(*attempts, 2);
+    three.counts("later", 0.0).await;
+}
+
+#[tokio::test]
 async fn a_handler_that_takes_too_long_is_cut_off_and_tried_again() {
     let server = RedisServer::start(Options::default());
     let log = Log::default();

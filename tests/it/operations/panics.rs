@@ -115,7 +115,7 @@ async fn a_panic_of_a_listener_or_a_gauge_ends_only_its_call_and_is_logged() {
 }
 
 #[tokio::test]
-async fn a_panic_of_an_interest_a_ledger_or_after_a_commit_ends_only_its_call_and_is_logged() {
+async fn a_panic_of_an_interest_a_ledger_or_beside_a_slice_ends_only_its_call_and_is_logged() {
     let mut program = Program::start("known");
     program.says("fairlane is running", 1).await;
     for (place, call) in [
@@ -126,6 +126,7 @@ async fn a_panic_of_an_interest_a_ledger_or_after_a_commit_ends_only_its_call_an
         ("posted", "Ledger::posted"),
         ("entry", "Ledger::entry"),
         ("committed", "Handler::committed"),
+        ("shares_calls", "Handler::shares_calls"),
     ] {
         program.panics_at(place);
         program.publish_until(call, 1).await;

@@ -6,11 +6,11 @@ mod share;
 mod shown;
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use fairlane::clock::{Clock as _, SystemClock};
+use fairlane::clock::{Clock as _, SystemClock, micros};
 use fairlane::event::Event;
 use fairlane::handler::{Environment, Failure, Handler, Outcomes, Slice};
 use fairlane::id::BotId;
@@ -346,6 +346,65 @@ async fn lanes_that_are_set_aside_are_worked_off_after_the_order_is_that_of_the_
         let of_key: Vec<usize> = of_key.into_iter().filter(|id| id % 3 == key).collect();
         assert!(of_key.is_sorted(), "{of_key:?}");
     }
+    instance.stop().await;
+}
+
+/// One call ends a slice, and must stay short although the handler may give up each event.
+#[tokio::test]
+async fn a_slice_of_keys_has_at_most_500_events() {
+    let server = RedisServer::start(Options::default());
+    let longest = Arc::new(AtomicUsize::new(0));
+    let noted = Arc::clone(&longest);
+    let handler = Log::default().handler(move |slice: Slice| {
+        noted.fetch_max(slice.events.len(), Ordering::Relaxed);
+        async { Ok(Outcomes::done()) }
+    });
+    let settings = [
+        ("pipelines.short.order_by", "\"subject\""),
+        ("pipelines.short.batch", "5000"),
+        ("pipelines.short.slice_time", "\"10s\""),
+        ("pipelines.short.lease_ttl", "\"30s\""),
+    ];
+    let instance = Instance::start(&config(&server, "short", &settings), handler).await;
+    let shop = BotId::parse("shop").unwrap();
+    let queue = instance.queue("short").clone();
+    let depth = async || queue.view_bot(&shop, SystemClock.now()).await.unwrap().depth;
+    queue.pause(Some(&shop)).await.unwrap();
+    let events: Vec<String> = (0..3_000).map(|id| event("shop", "ann", id)).collect();
+    add(&server, STREAM, &events).await;
+    eventually(LONG, "all are queued", async || depth().await == 3_000).await;
+    queue.resume(Some(&shop)).await.unwrap();
+    eventually(LONG, "all are done", async || depth().await == 0).await;
+    assert_eq!(longest.load(Ordering::Relaxed), 500);
+    instance.stop().await;
+}
+
+/// After such a step, the fences are ahead of the clock.
+#[tokio::test]
+async fn a_key_that_failed_is_soon_tried_again_although_the_clock_of_redis_was_set_back() {
+    let server = RedisServer::start(Options::default());
+    let fails = AtomicBool::new(true);
+    let (tried, handler) =
+        trying(move |event| event.subject() == Some("bad") && fails.swap(false, Ordering::Relaxed));
+    let settings = [("pipelines.back.order_by", "\"subject\"")];
+    let instance = Instance::start(&config(&server, "back", &settings), handler).await;
+    let shop = BotId::parse("shop").unwrap();
+    let queue = instance.queue("back").clone();
+    let depth = async || queue.view_bot(&shop, SystemClock.now()).await.unwrap().depth;
+    queue.pause(Some(&shop)).await.unwrap();
+    let subjects = ["bad", "ann", "bad"];
+    let events: Vec<String> = (0..3).map(|id| event("shop", subjects[id], id)).collect();
+    add(&server, STREAM, &events).await;
+    eventually(LONG, "all are queued", async || depth().await == 3).await;
+    let ahead = micros(SystemClock.now() + Duration::from_secs(3_600));
+    let mut connection = server.connection().await;
+    let mut set = redis::cmd("HSET");
+    set.arg(queue.keys(queue.shard_of(&shop)).meta()).arg("f").arg(ahead);
+    let () = set.query_async(&mut connection).await.unwrap();
+    queue.resume(Some(&shop)).await.unwrap();
+    eventually(LONG, "all are done", async || depth().await == 0).await;
+    let bad: Vec<String> = ids(&tried).into_iter().filter(|id| id != "1").collect();
+    assert_eq!(bad, ["0", "0", "2"]);
     instance.stop().await;
 }
 

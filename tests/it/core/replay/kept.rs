@@ -2,10 +2,10 @@
 
 use super::{Rig, STREAM, Tokens, add, json, mixed, replay, text};
 
-const MINUTE: i64 = 60_000;
+pub(super) const MINUTE: i64 = 60_000;
 
 /// How long a run is kept, ms; -2: there is none.
-async fn kept(rig: &Rig, id: &str) -> i64 {
+pub(super) async fn kept(rig: &Rig, id: &str) -> i64 {
     let mut connection = rig.server.connection().await;
     let name = format!("fl:replay:{id}");
     redis::cmd("PTTL").arg(name).query_async(&mut connection).await.unwrap()

@@ -1,6 +1,7 @@
 //! Replay: the events of a range of the bus go to the end of the queues of one pipeline, exactly once
 //! and in order, whatever interrupts it.
 
+mod interrupted;
 mod kept;
 mod range;
 
@@ -19,8 +20,6 @@ use crate::support::cli::{Ran, run_in};
 use crate::support::config::{STREAM, configs};
 use crate::support::http::Client;
 use crate::support::instance::Instance;
-use crate::support::interceptor::Interception;
-use crate::support::proxy::{Proxy, holds};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::tokens::{Tokens, text};
@@ -365,70 +364,6 @@ async fn a_refused_replay_names_the_reason_and_the_remedy() {
         assert!(ran.err.contains(words), "{arguments:?}: {ran:?}");
     }
     assert_eq!(rig.data().await, before);
-}
-
-#[tokio::test]
-async fn an_interrupted_replay_names_its_id_and_a_call_with_it_puts_each_event_once() {
-    let rig = Rig::new(&[("pipelines.other.enabled", "false")]);
-    let proxy = Proxy::start(rig.server.tcp_addr()).await;
-    let config = rig.config.replace(&rig.server.url(), &proxy.url());
-    let instance = Instance::start(&config, rig.handler()).await;
-    add(&rig.server, STREAM, &mixed(&["a", "b"], 0..200)).await;
-    rig.got(400).await;
-    let client = instance.client();
-    let memory = async |bytes: &str| rig.server.ask(&["CONFIG", "SET", "maxmemory", bytes]).await;
-    // Each step puts the events of both bots. After the second one, Redis has no memory left.
-    let put = proxy.intercept(holds(["}:replay:"]), 3, Interception::HoldReply);
-    let fills = async {
-        assert!(put.catches(LONG).await);
-        memory("1").await;
-        put.release();
-    };
-    let asked = json!({ "from": "1h ago" });
-    let ((code, told), ()) = tokio::join!(replay(&client, &asked), fills);
-    assert_eq!((code, &told["type"]), (503, &json!("urn:fairlane:problem:full")), "{told}");
-    let detail = told["detail"].as_str().unwrap();
-    assert!(detail.starts_with("this call put at least 16 events of replay "), "{detail}");
-    assert!(detail.contains("Redis had no memory left"), "{detail}");
-    let (_, id) = detail.split_once("\"id\":\"").expect("it names the id");
-    let id = id.split('"').next().unwrap();
-    memory("0").await;
-
-    // Its answer is lost.
-    proxy.swallow("}:replay:", 1);
-    let (code, told) = replay(&client, &json!({ "id": id })).await;
-    assert_eq!((code, &told["type"]), (503, &json!("urn:fairlane:problem:unavailable")), "{told}");
-    assert!(told["detail"].as_str().unwrap().contains(id), "{told}");
-    let (code, told) = replay(&client, &json!({ "id": id })).await;
-    assert_eq!((code, &told["done"]), (200, &json!(true)), "{told}");
-    rig.got(800).await;
-    assert_eq!((rig.ids("a", true), rig.ids("b", true)), (ids(0..200), ids(0..200)));
-    instance.stop().await;
-}
-
-#[tokio::test]
-async fn a_replay_that_redis_does_not_answer_names_its_id_before_the_deadline_of_its_request() {
-    let rig = Rig::new(&[("pipelines.other.enabled", "false")]);
-    let proxy = Proxy::start(rig.server.tcp_addr()).await;
-    let config = rig.config.replace(&rig.server.url(), &proxy.url());
-    let instance = Instance::start(&config, rig.handler()).await;
-    add(&rig.server, STREAM, &mixed(&["a"], 0..20)).await;
-    rig.got(20).await;
-    let client = instance.client();
-    let put = proxy.intercept(holds(["}:replay:"]), 1, Interception::HoldReply);
-    let (path, headers) = ("/v1/pipelines/work/replay", [JSON, ("x-deadline-ms", "2000")]);
-    let answer = client.send("POST", path, &headers, br#"{"from":"1h ago"}"#).await;
-    assert_eq!((answer.code, answer.problem().as_str()), (503, "unavailable"), "{answer:?}");
-    let detail = answer.json()["detail"].as_str().unwrap().to_owned();
-    assert!(detail.starts_with("this call began to put events of replay "), "{detail}");
-    let (_, id) = detail.split_once("\"id\":\"").expect("it names the id");
-    put.release();
-    let id = id.split('"').next().unwrap();
-    let (code, told) = replay(&client, &json!({ "id": id })).await;
-    assert_eq!((code, &told["done"]), (200, &json!(true)), "{told}");
-    rig.got(40).await;
-    assert_eq!(rig.ids("a", true), ids(0..20));
-    instance.stop().await;
 }
 
 #[tokio::test]

@@ -38,6 +38,58 @@ async fn an_event_that_is_not_copied_yet_is_left_alone_and_handled_once() {
     instance.stop().await;
 }
 
+/// The counts of the ranges of the stream that Redis read, in their order.
+pub(super) async fn counts_of_pages(rig: &Rig) -> Vec<u64> {
+    let commands = rig.server.noted().await;
+    let pages = commands.iter().filter(|words| {
+        let is_page = words.len() == 6 && words[0] == "XRANGE" && words[1] == STREAM;
+        // Others look for the next entry of a stream without an end.
+        is_page && words[3] != "+"
+    });
+    pages.map(|page| page[5].parse().unwrap()).collect()
+}
+
+/// The entries behind the small ones may have 1 MiB each.
+#[tokio::test]
+async fn a_replay_reads_few_events_together_although_they_are_small() {
+    let rig = Rig::new(&[("pipelines.other.enabled", "false")]);
+    let instance = rig.instance().await;
+    add(&rig.server, STREAM, &mixed(&["a", "b"], 0..300)).await;
+    rig.got(600).await;
+    rig.server.note_commands().await;
+    let (code, told) = replay(&instance.client(), &json!({ "from": "1h ago" })).await;
+    assert_eq!((code, &told["put"], &told["done"]), (200, &json!(600), &json!(true)), "{told}");
+    let counts = counts_of_pages(&rig).await;
+    assert_eq!(counts.iter().max(), Some(&64), "{counts:?}");
+    rig.got(1_200).await;
+    instance.stop().await;
+}
+
+#[tokio::test]
+async fn a_replay_reads_fewer_entries_together_once_they_are_large_although_they_are_no_events() {
+    let rig = Rig::new(&[("pipelines.other.enabled", "false")]);
+    let instance = rig.instance().await;
+    add(&rig.server, STREAM, &mixed(&["a", "b"], 0..50)).await;
+    rig.got(100).await;
+    instance.stop().await;
+    let mut connection = rig.server.connection().await;
+    let large = "x".repeat(2_000_000);
+    for _ in 0..24 {
+        let mut add = redis::cmd("XADD");
+        add.arg(&[STREAM, "*", "wrong", &large]);
+        let () = add.query_async(&mut connection).await.unwrap();
+    }
+    rig.server.note_commands().await;
+    let ran = rig.command(&["-p", "work", "--from", "1h", "--dry-run"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(ran.out.contains("100 events of 2 bots would be put"), "{ran:?}");
+    assert!(ran.out.contains("124 entries of the bus"), "{ran:?}");
+    // The third page has the first large entries.
+    let counts = counts_of_pages(&rig).await;
+    assert_eq!(counts[..3], [16, 32, 64], "{counts:?}");
+    assert!(counts[3] < 16 && counts[4..].iter().all(|count| *count <= 2), "{counts:?}");
+}
+
 /// The commands of a block of the recipes, one per element.
 fn recipe(heading: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/recipes.md");

@@ -24,7 +24,9 @@ fn a_delayed_event_comes_back_whole_on_time_and_with_a_new_sequence() {
     // One event is delayed from the start, the other by its handler. Both are stored in the same
     // way.
     let events = [b"pushed".to_vec()];
-    let push = Push { keys, limits: LIMITS, bot: a, events: &events, due_ms, idempotency: None };
+    let signed = due_ms.cast_signed();
+    let push =
+        Push { keys, limits: LIMITS, bot: a, events: &events, due_ms: signed, idempotency: None };
     let (pushed, heard) = shard.harness.call(NOW, &push);
     assert_eq!(heard, [format!("due {due_ms}")]);
     let first = shard.push(NOW, "a", &["handled"], LIMITS).sequence;
@@ -50,13 +52,32 @@ fn a_delayed_event_comes_back_whole_on_time_and_with_a_new_sequence() {
 }
 
 #[test]
+fn a_delay_counts_from_the_time_of_the_server_and_only_once_per_key() {
+    let mut shard = Shard::new();
+    let (keys, a) = (&shard.keys.clone(), &bot("a"));
+    let idempotency = Some(("key", 60_000));
+    let events = [b"later".to_vec()];
+    let push = Push { keys, limits: LIMITS, bot: a, events: &events, due_ms: -1_000, idempotency };
+    let (first, heard) = shard.harness.call(NOW, &push);
+    assert_eq!(heard, [format!("due {}", NOW_MS + 1_000)]);
+    let (again, heard) = shard.harness.call(NOW + 500_000, &push);
+    assert_eq!((again.duplicate, again.sequence), (true, first.sequence));
+    assert_eq!(heard, [""; 0], "its time stays");
+    let events = [(first.sequence.to_string(), a.clone())];
+    let promote = Promote { keys, slice_us: SLICE_US, events: &events };
+    let early = shard.call(at(NOW_MS + 1_000) - 1, &promote);
+    assert_eq!(early, Promoted { moved: 0, next_ms: Some(NOW_MS + 1_000) });
+    assert_eq!(shard.call(at(NOW_MS + 1_000), &promote).moved, 1);
+}
+
+#[test]
 fn due_events_are_found_oldest_first_up_to_a_number_and_a_size() {
     let mut shard = Shard::new();
     let keys = &shard.keys.clone();
     let mut ids = Vec::new();
     for (name, due_ms, bytes) in [("a", 3, 10), ("12:34", 1, 100), ("b", 2, 20), ("a", 9, 1)] {
         let (bot, events) = (&bot(name), [vec![b'x'; bytes]]);
-        let due_ms = NOW_MS + due_ms;
+        let due_ms = NOW_MS.cast_signed() + due_ms;
         let push = Push { keys, limits: LIMITS, bot, events: &events, due_ms, idempotency: None };
         ids.push((shard.call(NOW, &push).sequence.to_string(), bot.clone()));
     }
@@ -93,7 +114,7 @@ fn of_the_events_of_a_call_only_those_move_that_are_due_and_each_to_its_bot() {
     let mut ids = Vec::new();
     for (name, due_ms) in [("late", 2), ("b", 1), ("c", 1)] {
         let (bot, events) = (&bot(name), [name.as_bytes().to_vec()]);
-        let due_ms = NOW_MS + due_ms;
+        let due_ms = NOW_MS.cast_signed() + due_ms;
         let push = Push { keys, limits: LIMITS, bot, events: &events, due_ms, idempotency: None };
         ids.push((shard.call(NOW, &push).sequence.to_string(), bot.clone()));
     }
@@ -109,7 +130,7 @@ fn a_delayed_event_is_not_moved_to_another_bot() {
     let mut shard = Shard::new();
     let keys = &shard.keys.clone();
     let (events, owner) = ([b"e".to_vec()], bot("12:34"));
-    let due_ms = NOW_MS;
+    let due_ms = NOW_MS.cast_signed();
     let push =
         Push { keys, limits: LIMITS, bot: &owner, events: &events, due_ms, idempotency: None };
     let id = shard.call(NOW, &push).sequence.to_string();

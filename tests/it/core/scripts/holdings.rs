@@ -99,7 +99,7 @@ fn the_audit_lowers_the_number_of_notifications_to_the_entries_there_are() {
 #[test]
 fn the_audit_counts_delayed_events_and_dead_letters() {
     let mut shard = Shard::new();
-    let due_ms = NOW.unsigned_abs() / 1_000 + 1_000;
+    let due_ms = NOW / 1_000 + 1_000;
     let mut right = BTreeMap::new();
     for number in 0..PAGES {
         let name = format!("bot{number}");

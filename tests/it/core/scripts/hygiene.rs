@@ -139,7 +139,7 @@ fn live(shard: &mut Shard, bots: &[BotId]) {
             "{bot}"
         );
         let delayed = [b"late".to_vec()];
-        let idempotency = Some((bot.as_str(), 60_000));
+        let (due_ms, idempotency) = (due_ms.cast_signed(), Some((bot.as_str(), 60_000)));
         let push = Push { keys, limits: LIMITS, bot, events: &delayed, due_ms, idempotency };
         let pushed = shard.call(NOW, &push);
         assert!(!pushed.duplicate && shard.call(NOW, &push).duplicate, "{bot}");

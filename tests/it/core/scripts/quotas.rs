@@ -22,6 +22,7 @@ fn push(
     let limits = Limits { quota, ..LIMITS };
     let (bot, events) = (&bot("a"), &[b"12345".to_vec()]);
     let idempotency = key.map(|key| (key, WINDOW_MS));
+    let due_ms = due_ms.cast_signed();
     let call = Push { keys, limits, bot, events, due_ms, idempotency };
     let command = shard.harness.command(&call);
     let (reply, ..) = shard.harness.run(now_us, command, &redis::pipe()).unwrap();

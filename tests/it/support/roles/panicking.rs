@@ -99,6 +99,11 @@ impl Handler for Told {
         Ok(Outcomes::done())
     }
 
+    fn shares_calls(&self) -> bool {
+        self.called("shares_calls");
+        true
+    }
+
     fn committed(&self, _: &Slice, _: usize) {
         self.called("committed");
     }

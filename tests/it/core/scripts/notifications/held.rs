@@ -11,7 +11,8 @@ use redis::Commands;
 
 use super::{Notes, id, new};
 
-const ENDED: [&str; 6] = ["sent", "refused", "throttled", "expired", "dead", "cancelled"];
+pub(super) const ENDED: [&str; 6] =
+    ["sent", "refused", "throttled", "expired", "dead", "cancelled"];
 
 impl Notes {
     /// Calls a script. Whatever it did, what bots hold is counted.
@@ -38,12 +39,21 @@ impl Notes {
             *truth.entry(format!("{kind}{bot}")).or_default() += by;
         };
         let records: Vec<String> = redis.keys(format!("{}n:*", keys.prefix())).unwrap();
-        for record in records {
-            let fields: BTreeMap<String, String> = redis.hgetall(record).unwrap();
+        let mut ask = redis::pipe();
+        for record in &records {
+            ask.cmd("HMGET").arg(record).arg("state").arg("bot").arg("held");
+        }
+        let mut all: Vec<(Option<String>, Option<String>, Option<u64>)> = Vec::new();
+        // An empty pipeline is refused.
+        if !records.is_empty() {
+            all = ask.query(redis).unwrap();
+        }
+        for (state, bot, held) in all {
             // An ended one may have expired meanwhile.
-            if fields.get("state").is_some_and(|state| !ENDED.contains(&&**state)) {
-                add("n", &fields["bot"], 1);
-                add("N", &fields["bot"], fields["held"].parse().unwrap());
+            if state.is_some_and(|state| !ENDED.contains(&&*state)) {
+                let bot = bot.unwrap();
+                add("n", &bot, 1);
+                add("N", &bot, held.unwrap());
             }
         }
         let later: BTreeMap<String, Vec<u8>> = redis.hgetall(&keys.later).unwrap();

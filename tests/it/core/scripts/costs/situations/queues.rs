@@ -95,7 +95,7 @@ pub(super) async fn pushes<M: Meter>(stage: &mut Stage<M>) {
     stage.measure("one event with a key", &push).await;
     stage.measure("one event with a known key", &push).await;
     stage.clear("p").await;
-    let push = Push { due_ms: u64::MAX >> 12, idempotency: None, ..push };
+    let push = Push { due_ms: i64::MAX >> 11, idempotency: None, ..push };
     stage.measure("one delayed event", &push).await;
 }
 
