@@ -65,6 +65,9 @@ pub(crate) enum Unanswered<E> {
 pub(crate) trait Away {
     /// Whether the store did not answer; false if it answered with a refusal.
     fn is_away(&self) -> bool;
+
+    /// Whether the store answered. Of a connection that broke, neither is known.
+    fn has_answered(&self) -> bool;
 }
 
 impl Breaker {
@@ -119,10 +122,11 @@ impl Breaker {
         let question = request_deadline::until(Instant::now() + allowed, question);
         let answered = tokio::time::timeout(allowed, question).await;
         match &answered {
-            Ok(Err(error)) if !error.is_away() => self.answers(),
+            Ok(Err(error)) if error.has_answered() => self.answers(),
             Ok(Ok(_)) => self.answers(),
             _ if opens == Opens::Never => {}
             Err(_) if allowed < within => {}
+            Ok(Err(error)) if !error.is_away() => {}
             _ => self.fails(within),
         }
         match answered {
@@ -151,6 +155,7 @@ impl Breaker {
         let done = work.await;
         match &done {
             Ok(_) => self.answers(),
+            Err(error) if error.has_answered() => self.answers(),
             Err(error) if error.is_away() || started.elapsed() > HANGS_AFTER => {
                 self.fails(started.elapsed());
             }
@@ -207,14 +212,21 @@ mod tests {
 
     const WITHIN: Duration = Duration::from_millis(100);
 
-    #[derive(Debug, Clone, PartialEq, Eq)]
-    struct Error {
-        away: bool,
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Error {
+        Away,
+        /// The connection broke.
+        Unknown,
+        Refused,
     }
 
     impl Away for Error {
         fn is_away(&self) -> bool {
-            self.away
+            *self == Self::Away
+        }
+
+        fn has_answered(&self) -> bool {
+            *self == Self::Refused
         }
     }
 
@@ -247,9 +259,10 @@ mod tests {
         let breaker = Breaker::new("test");
         let write = || breaker.write(ready(Ok::<_, Error>(7)));
         hangs(&breaker).await.unwrap_err();
-        let refused = breaker.write(ready(Err::<u32, _>(Error { away: false }))).await;
-        assert_eq!(refused, Err(Unanswered::Failed(Error { away: false })));
-        assert_eq!(answers(&breaker).await, Err(Unanswered::Open), "a refusal closes nothing");
+        let unknown = breaker.write(ready(Err::<u32, _>(Error::Unknown))).await;
+        assert_eq!(unknown, Err(Unanswered::Failed(Error::Unknown)));
+        let still = answers(&breaker).await;
+        assert_eq!(still, Err(Unanswered::Open), "a broken connection closes nothing");
         tokio::time::advance(HANGS_AFTER).await;
         hangs(&breaker).await.unwrap_err();
         assert_eq!(write().await, Err(Unanswered::Open));
@@ -261,12 +274,31 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_store_that_cannot_be_reached_opens_it_and_one_that_refuses_does_not() {
         let breaker = Breaker::new("test");
-        for (away, then) in [(false, Ok(7)), (true, Err(Unanswered::Open))] {
-            let error = Error { away };
-            let read = breaker.read(WITHIN, ready(Err::<u32, _>(error.clone()))).await;
+        let open: Read = Err(Unanswered::Open);
+        for (error, then) in
+            [(Error::Refused, Ok(7)), (Error::Unknown, Ok(7)), (Error::Away, open.clone())]
+        {
+            let read = breaker.read(WITHIN, ready(Err::<u32, _>(error))).await;
             assert_eq!(read, Err(Unanswered::Failed(error)));
             assert_eq!(answers(&breaker).await, then);
         }
+        tokio::time::advance(PROBE_EVERY).await;
+        breaker.read(WITHIN, ready(Err::<u32, _>(Error::Unknown))).await.unwrap_err();
+        assert_eq!(answers(&breaker).await, open, "a broken connection closes nothing");
+    }
+
+    /// Its answer is a refusal: the probe must not be spent for nothing.
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_refuses_a_write_has_answered() {
+        let breaker = Breaker::new("test");
+        hangs(&breaker).await.unwrap_err();
+        tokio::time::advance(HANGS_AFTER).await;
+        let slow = async {
+            tokio::time::sleep(2 * HANGS_AFTER).await;
+            Err::<u32, _>(Error::Refused)
+        };
+        assert_eq!(breaker.write(slow).await, Err(Unanswered::Failed(Error::Refused)));
+        assert_eq!(answers(&breaker).await, Ok(7), "closed");
     }
 
     #[tokio::test(start_paused = true)]
@@ -284,9 +316,8 @@ mod tests {
         let breaker = Breaker::new("test");
         let late = breaker.read_much(WITHIN, pending::<Result<u32, Error>>()).await;
         assert_eq!(late, Err(Unanswered::Late(WITHIN)));
-        let error = Error { away: true };
-        let failed = breaker.read_much(WITHIN, ready(Err::<u32, _>(error.clone()))).await;
-        assert_eq!(failed, Err(Unanswered::Failed(error)));
+        let failed = breaker.read_much(WITHIN, ready(Err::<u32, _>(Error::Away))).await;
+        assert_eq!(failed, Err(Unanswered::Failed(Error::Away)));
         assert_eq!(answers(&breaker).await, Ok(7));
         hangs(&breaker).await.unwrap_err();
         let refused = breaker.read_much(WITHIN, ready(Ok::<u32, Error>(7))).await;

@@ -109,9 +109,9 @@ impl CounterHandler {
         if age.is_zero() {
             return self.write(slice, slice.events.len()).await;
         }
-        // Both are times on the server's clock, in µs: the fence is at least the time of the claim,
-        // and a sequence is the time of arrival.
-        let ripe_us = slice.fence.get().saturating_sub(micros(age));
+        // Both are times on the server's clock, in µs: a sequence is the time of arrival. After the
+        // clock was set back, sequences are ahead of it, and no view is old enough by it.
+        let ripe_us = slice.granted_us.saturating_sub(micros(age));
         let ripe = slice.events.partition_point(|event| event.sequence.get() <= ripe_us);
         let (ripe, wait) = self.waiting.ripe(slice, ripe, age);
         let Some(young) = slice.events.get(ripe) else {

@@ -30,9 +30,10 @@
 //! Redis has been silent for a second. For MongoDB a view waits only like a reader, because it also
 //! counts without a total.
 //!
-//! Reads of many documents are slow without a store that hangs. So they take turns, and open no
-//! breaker (`large`).
+//! Reads of many documents are slow without a store that hangs. So they open no breaker, and take turns
+//! unless they share queries (`large`).
 
+mod days;
 pub(crate) mod exports;
 pub(crate) mod gauges;
 pub(crate) mod handler;
@@ -51,14 +52,14 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::Stream;
 use jiff::civil::Date;
 use tokio::time::Instant;
 use tracing::warn;
 
-use self::exports::{Broken, Exports, Turn};
+pub(crate) use self::days::Days;
+use self::exports::{Exports, Turn};
 use self::import::{ImportError, Progress};
-use self::large::{Large, is_large};
+use self::large::{Large, Size};
 use self::part::CounterPart;
 use self::queue::{AdLedger, Known, NewViews, ViewLedger};
 use self::scripts::Viewed;
@@ -264,14 +265,16 @@ impl Counters {
     ) -> Result<Vec<Stored>, CountersError> {
         static AWAY: OncePerMinute = OncePerMinute::new();
         let left = until.saturating_duration_since(Instant::now()).max(self.read_timeout / 4);
-        let asked = if is_large(ads.len()) {
-            let totals = async {
-                let _place = self.large.totals.take(bot).await;
-                self.store.totals_apart(bot, ads).await
-            };
-            self.mongo.read_much(left, totals).await
-        } else {
-            self.mongo.read(left, self.store.totals(bot, ads)).await
+        let asked = match Size::of(ads.len()) {
+            Size::Small => self.mongo.read(left, self.store.totals(bot, ads)).await,
+            Size::Medium => self.mongo.read_much(left, self.store.totals(bot, ads)).await,
+            Size::Large => {
+                let totals = async {
+                    let _place = self.large.totals.take(bot).await;
+                    self.store.totals_apart(bot, ads).await
+                };
+                self.mongo.read_much(left, totals).await
+            }
         };
         let stored = asked.map_err(CountersError::from).inspect_err(|error| {
             if let Some(suppressed) = AWAY.take() {
@@ -415,30 +418,6 @@ impl Counters {
         self.calendar.days()
     }
 
-    /// Views of ads per day, from `from` to `to`, including days without views. The views of the
-    /// last seconds are missing.
-    ///
-    /// # Errors
-    /// If MongoDB does not answer in time.
-    pub(crate) async fn daily(
-        &self,
-        bot: &BotId,
-        ads: &[AdId],
-        from: Date,
-        to: Date,
-    ) -> Result<Vec<Vec<(Date, u64)>>, CountersError> {
-        let months = store::months(from, to) * ads.len();
-        if !is_large(months) {
-            let daily = self.store.daily(bot, ads, from, to);
-            return Ok(self.mongo.read(self.read_timeout, daily).await?);
-        }
-        let daily = async {
-            let _place = self.large.days.take(bot).await;
-            self.store.daily(bot, ads, from, to).await
-        };
-        Ok(self.mongo.read_much(self.read_timeout, daily).await?)
-    }
-
     /// A turn to export for a token that may have `max`, if there is one: see [`Exports::begin`].
     pub(crate) fn begin_export(&self, token: &str, max: usize, bot: &BotId) -> Option<Turn> {
         self.exports.begin(token, max, bot)
@@ -447,26 +426,6 @@ impl Counters {
     /// A turn for a page: see [`Exports::begin_if_free`].
     pub(crate) fn begin_page(&self, token: &str, max: usize, bot: &BotId) -> Option<Turn> {
         self.exports.begin_if_free(token, max, bot)
-    }
-
-    /// The views of one day, without ads that have none. Waits for the first ones for `within`. The
-    /// turn ends with the stream.
-    ///
-    /// # Errors
-    /// If MongoDB is unavailable. If it becomes unavailable later, or another export takes the turn
-    /// over, an item of the stream is the error.
-    pub(crate) async fn export(
-        &self,
-        bot: &BotId,
-        day: Date,
-        turn: Turn,
-        within: Duration,
-    ) -> Result<
-        impl Stream<Item = Result<(AdId, u64), Broken>> + Send + Unpin + 'static,
-        CountersError,
-    > {
-        let pages = self.mongo.read_much(within, self.store.export(bot, day)).await?;
-        Ok(exports::views(pages, turn))
     }
 }
 

@@ -255,6 +255,22 @@ impl Queue {
         Ok((acked, head.as_deref().and_then(Event::sequence_of)))
     }
 
+    /// How long the first queued event of a bot has waited, by the clock of its Redis; zero if none is
+    /// queued.
+    ///
+    /// # Errors
+    /// If Redis is unavailable or refuses.
+    pub async fn waited(&self, bot: &BotId) -> Result<Duration, RedisError> {
+        let mut pipe = Pipeline::with_capacity(4);
+        // A transaction goes to one server. Alone, TIME would ask every server of a cluster.
+        pipe.cmd("MULTI");
+        pipe.cmd("LINDEX").arg(self.keys_of(bot).queue(bot)).arg(0);
+        pipe.cmd("TIME");
+        pipe.cmd("EXEC");
+        let done = self.link().run_checked("LINDEX", &pipe).await?.pop();
+        waited(done.unwrap_or(Value::Nil)).map_err(|error| self.link().misread("LINDEX", error))
+    }
+
     fn counting<'a>(&'a self, bot: &'a BotId, ad: &'a AdId) -> Counting<'a> {
         let cached_ads = self.ledger().map_or(0, Ledger::cached_accounts);
         let limits = self.limits_of(bot);
@@ -280,6 +296,15 @@ fn import_key(bot: &BotId, key: &str) -> String {
 /// can contain a line feed.
 fn idempotency(views: &NewViews<'_>) -> Option<String> {
     views.key.map(|key| format!("view\n{}\n{}\n{key}", views.bot, views.ad))
+}
+
+/// `done`: the first record of a queue, and the time of the server.
+fn waited(done: Value) -> Result<Duration, ReplyError> {
+    let mut done = Reply::new(done)?;
+    let first = done.bytes()?.as_deref().and_then(Event::sequence_of);
+    let mut time = Reply::new(done.next().unwrap_or(Value::Nil))?;
+    let now = Duration::from_secs(time.number()?) + Duration::from_micros(time.number()?);
+    Ok(first.map_or(Duration::ZERO, |first| now.saturating_sub(Duration::from_micros(first.get()))))
 }
 
 fn book(values: Vec<Value>, count: usize) -> Result<AdLedger, ReplyError> {
@@ -317,6 +342,18 @@ fn total(run: &[u8], field: Option<&[u8]>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_queue_has_waited_since_its_first_event_arrived() {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let done =
+            |first| Value::Array(vec![first, Value::Array(vec![text("12"), text("500000")])]);
+        let record = |sequence| Value::BulkString(Event::record(sequence, b"{}"));
+        assert_eq!(waited(done(record(2_000_000))), Ok(Duration::from_millis(10_500)));
+        assert_eq!(waited(done(record(13_000_000))), Ok(Duration::ZERO), "the clock was set back");
+        assert_eq!(waited(done(Value::Nil)), Ok(Duration::ZERO), "none is queued");
+        assert!(waited(Value::Nil).is_err());
+    }
 
     #[test]
     fn a_cached_total_counts_under_its_own_run_only() {

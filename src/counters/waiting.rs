@@ -1,8 +1,8 @@
 //! How long views have waited, by the monotonic clock of this process.
 //!
 //! The age of a view is the difference of two times of Redis: that of the claim and that of its
-//! arrival. If the clock of Redis is set back, both numbers hardly grow until it has caught up, and
-//! no view gets old enough. So for each bot that has to wait, this process notes its last event and
+//! arrival. If the clock of Redis is set back, arrivals are ahead of it until it has caught up, and no
+//! view gets old enough. So for each bot that has to wait, this process notes its last event and
 //! when it saw that event. An event that is still at its place after the minimum age is old enough,
 //! and so are all events before it.
 

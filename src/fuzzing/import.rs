@@ -3,7 +3,7 @@
 use jiff::civil::Date;
 use serde_json::json;
 
-use crate::counters::view::{self, Deed, FIRST_DAY, Line};
+use crate::counters::view::{self, BadLine, Deed, FIRST_DAY, Line};
 use crate::id::BotId;
 
 /// The lines of an import. Of the first line, the number is 1; the same lines are read from a high number
@@ -31,14 +31,16 @@ pub fn import(data: &[u8]) {
         (Err(bad), Err(_)) => {
             assert!(!bad.is_empty() && bad.is_sorted_by(|one, next| one.0 < next.0));
             assert!(
-                bad.iter().all(|(number, why)| (1..=count).contains(number) && !why.is_empty())
+                bad.iter().all(
+                    |(number, why)| (1..=count).contains(number) && !why.to_string().is_empty()
+                )
             );
         }
         _ => panic!("numbers decide whether lines are read"),
     }
 }
 
-fn lines(data: &[u8], first: u64) -> Result<Vec<Line>, Vec<(u64, String)>> {
+fn lines(data: &[u8], first: u64) -> Result<Vec<Line>, Vec<(u64, BadLine)>> {
     view::lines(data, first, &(FIRST_DAY..=Date::constant(2026, 11, 21)))
 }
 

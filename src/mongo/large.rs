@@ -1,6 +1,6 @@
 //! Reads of many documents. While their documents are not in the memory of MongoDB, they may take
 //! longer than the timeout of a read although MongoDB works. So each bot has one at a time, and a
-//! process few. A timeout does not open the circuit breaker that all tenants share.
+//! process has few. A timeout does not open the circuit breaker that all tenants share.
 
 use std::sync::Arc;
 
@@ -22,6 +22,7 @@ pub(crate) struct LargeReads {
 /// The place of a large read, until it is dropped.
 pub(crate) struct Place {
     _bot: Turn,
+    /// The semaphore is never closed. Without a permit, reads would only exceed the limit.
     _place: Option<OwnedSemaphorePermit>,
 }
 
@@ -39,7 +40,6 @@ impl LargeReads {
     /// The place in the line is lost.
     pub(crate) async fn take(&self, bot: &BotId) -> Place {
         let turn = self.bots.of(bot).await;
-        // The semaphore is never closed. Without a permit, reads would only exceed the limit.
         let place = Arc::clone(&self.places).acquire_owned().await.ok();
         Place { _bot: turn, _place: place }
     }

@@ -1,24 +1,28 @@
-//! Lets this process run only one write per bot at a time in the server. A write that timed out
-//! still runs there, and a repetition would make a slow server slower.
+//! Lets this process run only one write per bot at a time in the server, or only some reads. A write
+//! that timed out still runs there, and a repetition would make a slow server slower.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::id::{BotId, Lane};
 
 /// Minimum number of bots in the map before bots without a write are removed.
 const SWEEP_MIN: usize = 64;
 
-/// The turns of bots to write. Clones share them.
-#[derive(Clone, Default)]
-pub(crate) struct Turns(Arc<Mutex<Bots>>);
+/// The turns of bots, for writes or reads. Clones share them.
+#[derive(Clone)]
+pub(crate) struct Turns {
+    /// How many a bot may have at a time.
+    of_each: usize,
+    bots: Arc<Mutex<Bots>>,
+}
 
 #[derive(Default)]
 struct Bots {
-    gates: HashMap<(BotId, Option<Lane>), Arc<tokio::sync::Mutex<()>>>,
+    gates: HashMap<(BotId, Option<Lane>), Arc<Semaphore>>,
     /// The number of bots at which those without a write are removed next.
     sweep_at: usize,
 }
@@ -28,7 +32,15 @@ struct Bots {
 #[derive(Clone)]
 pub(crate) struct Turn(#[expect(dead_code, reason = "held until it is dropped")] Held);
 
-type Held = Arc<OwnedMutexGuard<()>>;
+/// The semaphore is never closed. Without a permit, commands would only exceed the limit.
+type Held = Arc<Option<OwnedSemaphorePermit>>;
+
+impl Default for Turns {
+    /// Each bot has one at a time.
+    fn default() -> Self {
+        Self::of_each(1)
+    }
+}
 
 impl fmt::Debug for Turns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -43,7 +55,13 @@ impl fmt::Debug for Turn {
 }
 
 impl Turns {
-    /// Waits until no write of the bot is in progress.
+    /// Turns of which each bot has up to `most` at a time.
+    pub(crate) fn of_each(most: usize) -> Self {
+        Self { of_each: most, bots: Arc::default() }
+    }
+
+    /// Waits until the bot has fewer turns than it may have: by default, until no write of it is in
+    /// progress.
     ///
     /// # Cancel safety
     /// The place in the line is lost.
@@ -58,16 +76,17 @@ impl Turns {
     /// The place in the line is lost.
     pub(crate) async fn of_lane(&self, bot: &BotId, lane: Option<Lane>) -> Turn {
         let gate = self.gate(bot, lane);
-        Turn(Arc::new(gate.lock_owned().await))
+        Turn(Arc::new(gate.acquire_owned().await.ok()))
     }
 
-    fn gate(&self, bot: &BotId, lane: Option<Lane>) -> Arc<tokio::sync::Mutex<()>> {
-        let mut bots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    fn gate(&self, bot: &BotId, lane: Option<Lane>) -> Arc<Semaphore> {
+        let mut bots = self.bots.lock().unwrap_or_else(PoisonError::into_inner);
         if bots.gates.len() >= bots.sweep_at.max(SWEEP_MIN) {
             bots.gates.retain(|_, gate| Arc::strong_count(gate) > 1);
             bots.sweep_at = 2 * bots.gates.len();
         }
-        Arc::clone(bots.gates.entry((bot.clone(), lane)).or_default())
+        let gate = bots.gates.entry((bot.clone(), lane));
+        Arc::clone(gate.or_insert_with(|| Arc::new(Semaphore::new(self.of_each))))
     }
 }
 
@@ -103,7 +122,7 @@ mod tests {
         for number in 0..10 * SWEEP_MIN {
             turns.of(&bot(&format!("bot-{number}"))).await;
         }
-        let known = turns.0.lock().unwrap().gates.len();
+        let known = turns.bots.lock().unwrap().gates.len();
         assert!(known <= SWEEP_MIN, "{known}");
         assert!(turns.of(&bot("held")).now_or_never().is_none());
         drop(held);

@@ -37,6 +37,7 @@ pub(crate) use self::read::fuzz;
 use self::read::{Pages, Totals};
 use self::statement::{Plan, Statement, Statements};
 use self::write::{Item, Refusals, Writer};
+use crate::counters::large::Size;
 use crate::counters::view::{AdId, Replacement};
 use crate::id::{BotId, Sequence};
 use crate::mongo::client::{ANSWER_TIMEOUT, Mongo, MongoError};
@@ -53,8 +54,8 @@ pub const DAILY: &str = "counters_daily";
 const FORGOTTEN_FOR: Duration = Duration::from_secs(7 * 24 * 3_600);
 /// Maximum number of totals per query.
 const FIND_MAX: usize = 1_000;
-/// Limits of reading totals. After a failure, reads fail immediately for a while, because requests
-/// wait for them.
+/// Limits of each kind of reading totals. After a failure, reads fail immediately for a while, because
+/// requests wait for them.
 const READS: BatchLimits =
     BatchLimits { items_max: FIND_MAX, in_flight: 4, pause: Duration::from_secs(1) };
 /// Limits of writes to one collection. Two run concurrently, so that a long slice does not block
@@ -104,7 +105,9 @@ pub struct Added {
 #[derive(Debug, Clone)]
 pub struct CounterStore {
     mongo: Mongo,
-    reads: Coalescer<Arc<str>, Totals>,
+    /// The groups of small reads, and those of the others, which take longer.
+    small: Coalescer<Arc<str>, Totals>,
+    others: Coalescer<Arc<str>, Totals>,
     totals: Coalescer<Item, Refusals>,
     daily: Coalescer<Item, Refusals>,
     turns: Turns,
@@ -124,18 +127,21 @@ impl CounterStore {
     #[must_use]
     pub fn writing_within(mongo: Mongo, within: Duration) -> Self {
         let within = within.min(ANSWER_TIMEOUT);
-        let asked = mongo.clone();
         // One query serves many callers, so no single caller's deadline applies to it.
-        let reads = Coalescer::new(READS, move |ids, _| {
-            read::totals(asked.clone(), ids, read::TOTALS_TIMEOUT).boxed()
-        });
+        let reads = || {
+            let asked = mongo.clone();
+            Coalescer::new(READS, move |ids, _| {
+                read::totals(asked.clone(), ids, read::TOTALS_TIMEOUT).boxed()
+            })
+        };
         let writes = |collection| {
             let writer = Writer { mongo: mongo.clone(), collection, within };
             Coalescer::new(WRITES, move |items, place| writer.clone().write(items, place).boxed())
         };
+        let (small, others) = (reads(), reads());
         let (totals, daily) = (writes(TOTALS), writes(DAILY));
         let (turns, prepared) = (Turns::default(), Arc::default());
-        Self { mongo, reads, totals, daily, turns, prepared }
+        Self { mongo, small, others, totals, daily, turns, prepared }
     }
 
     /// Creates the indexes. May be repeated. Takes at most 15 s. With much data the server
@@ -170,8 +176,9 @@ impl CounterStore {
     }
 
     /// The stored state of these ads; missing ones were never counted. Concurrent calls share a
-    /// query. The answer includes everything applied before the call. After a failure, calls fail
-    /// immediately for a second, and then until a probing call succeeds.
+    /// query; small ones do not wait for others. The answer includes everything applied before the
+    /// call. After a failure, calls fail immediately for a second, and then until a probing call
+    /// succeeds.
     ///
     /// # Errors
     /// If MongoDB does not answer within 2 s or refuses.
@@ -183,10 +190,12 @@ impl CounterStore {
         bot: &BotId,
         ads: &[AdId],
     ) -> Result<HashMap<AdId, Stored>, MongoError> {
+        let is_small = Size::of(ads.len()) == Size::Small;
+        let reads = if is_small { &self.small } else { &self.others };
         let parts = ads.chunks(FIND_MAX).map(async |ads| {
             let ids: Vec<Arc<str>> =
                 ads.iter().map(|ad| statement::total_id(bot, ad).into()).collect();
-            let (totals, _) = self.reads.join(ids.clone()).await?;
+            let (totals, _) = reads.join(ids.clone()).await?;
             self.found(ads, ids, &totals)
         });
         Ok(try_join_all(parts).await?.into_iter().flatten().collect())
@@ -285,7 +294,7 @@ impl CounterStore {
     }
 
     /// The views of one day, in pages sorted by ad, without ads that have none. So a page may be
-    /// empty. Read from a secondary if there is one, so it may be seconds behind. Views counted
+    /// empty. Read from a secondary if there is one that is at most 90 s behind. Views counted
     /// meanwhile may or may not be included.
     ///
     /// # Errors

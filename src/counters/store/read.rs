@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::ToSpan as _;
 use jiff::civil::Date;
 use mongodb::bson::{RawBsonRef, RawDocument, RawDocumentBuf, doc};
-use mongodb::options::{FindOptions, ReadPreference, SelectionCriteria};
+use mongodb::options::{FindOptions, ReadPreference, ReadPreferenceOptions, SelectionCriteria};
 
 use super::statement::{self, Month};
 use super::{DAILY, Stored, TOTALS};
@@ -20,6 +20,8 @@ use crate::request_deadline;
 pub(super) const TOTALS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Number of documents per page of an export.
 const PAGE: u32 = 1_000;
+/// The server of an export is at most so far behind. The driver accepts no less.
+const BEHIND_MAX: Duration = Duration::from_secs(90);
 
 /// The totals found, by document id; `None` for a document without numbers.
 pub(super) type Totals = HashMap<Box<str>, Option<Stored>>;
@@ -107,13 +109,12 @@ impl Pages {
     pub(super) async fn next(&mut self) -> Result<Option<Vec<(AdId, u64)>>, MongoError> {
         let Some((after, before)) = self.left.take() else { return Ok(None) };
         let slot = i32::try_from(statement::slot(self.day)).unwrap_or(i32::MAX);
-        let secondary = ReadPreference::SecondaryPreferred { options: None };
         let options = FindOptions::builder()
             .projection(doc! { "ad": 1, "n": { "$arrayElemAt": ["$days", slot] } })
             .sort(doc! { "_id": 1 })
             .limit(i64::from(PAGE))
             .batch_size(PAGE + 1)
-            .selection_criteria(SelectionCriteria::ReadPreference(secondary))
+            .selection_criteria(secondary())
             .build();
         let filter = doc! {
             "bot": self.bot.as_str(),
@@ -144,6 +145,12 @@ impl Pages {
 /// Reads from the primary, so that a process reads its own writes.
 fn primary() -> SelectionCriteria {
     SelectionCriteria::ReadPreference(ReadPreference::Primary)
+}
+
+/// Reads from a secondary, if there is one that is not far behind.
+fn secondary() -> SelectionCriteria {
+    let options = ReadPreferenceOptions::builder().max_staleness(BEHIND_MAX).build();
+    ReadPreference::SecondaryPreferred { options: Some(options) }.into()
 }
 
 /// The batch size for a number of documents. One more, so that all come in the first batch and the

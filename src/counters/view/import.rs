@@ -8,6 +8,9 @@ use serde::Deserialize;
 
 use super::{AdId, Day, Replacement};
 
+/// Number of invalid lines after which no further line is parsed.
+pub const BAD_MAX: usize = 1_000;
+
 /// A line of an import: it replaces the counters of an ad.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
@@ -21,6 +24,31 @@ pub struct Line {
     pub ad: AdId,
     /// The new counters.
     pub with: Replacement,
+}
+
+/// Why a line of an import is invalid. Its text is made only where it is told.
+#[derive(Debug, thiserror::Error)]
+pub enum BadLine {
+    /// It is a list. The deserializer would accept it as the fields in their order.
+    #[error("it is a list; write a JSON object")]
+    List,
+    /// It is not JSON with the fields of a line.
+    #[error("{}", of_single_line(.0))]
+    Json(#[source] serde_json::Error),
+    /// A field is out of bounds.
+    #[error("{field}: {detail}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// The problem.
+        detail: String,
+    },
+    /// It is longer than the reader accepts.
+    #[error("longer than {max} bytes")]
+    TooLong {
+        /// The maximum length, in bytes.
+        max: usize,
+    },
 }
 
 #[derive(Deserialize)]
@@ -37,21 +65,25 @@ struct Row {
 /// ([`super::Calendar::days`]).
 ///
 /// # Errors
-/// The numbers of the invalid lines, and their problems.
+/// The numbers of the invalid lines, and their problems: all of them, or the first [`BAD_MAX`].
 pub fn lines(
     text: &[u8],
     first: u64,
     days: &RangeInclusive<Date>,
-) -> Result<Vec<Line>, Vec<(u64, String)>> {
+) -> Result<Vec<Line>, Vec<(u64, BadLine)>> {
     let text = text.strip_suffix(b"\n").unwrap_or(text);
     let (mut lines, mut bad) = (Vec::<Line>::new(), Vec::new());
     let mut before = first.saturating_sub(1);
     for (number, text) in (first..).zip(text.split(|byte| *byte == b'\n')) {
         let text = text.trim_ascii();
-        match row(text, days) {
-            _ if text.is_empty() => {}
-            Ok((ad, with)) => lines.push(Line { number, before, upto: number, ad, with }),
-            Err(reason) => bad.push((number, reason)),
+        if !text.is_empty() {
+            match row(text, days) {
+                Ok((ad, with)) => lines.push(Line { number, before, upto: number, ad, with }),
+                Err(reason) => bad.push((number, reason)),
+            }
+            if bad.len() == BAD_MAX {
+                break;
+            }
         }
         if let Some(last) = lines.last_mut() {
             last.upto = number;
@@ -61,16 +93,18 @@ pub fn lines(
     if bad.is_empty() { Ok(lines) } else { Err(bad) }
 }
 
-fn row(text: &[u8], days: &RangeInclusive<Date>) -> Result<(AdId, Replacement), String> {
-    // The deserializer would accept a list as the fields in their order.
+/// The parser gets a single line, so its line number says nothing.
+fn of_single_line(error: &serde_json::Error) -> String {
+    error.to_string().replace(" at line 1 column ", " at column ")
+}
+
+fn row(text: &[u8], days: &RangeInclusive<Date>) -> Result<(AdId, Replacement), BadLine> {
     if text.starts_with(b"[") {
-        return Err("it is a list; write a JSON object".to_owned());
+        return Err(BadLine::List);
     }
-    let row: Row = serde_json::from_slice(text)
-        // The parser gets a single line, so its line number says nothing.
-        .map_err(|error| error.to_string().replace(" at line 1 column ", " at column "))?;
+    let row: Row = serde_json::from_slice(text).map_err(BadLine::Json)?;
     let with = Replacement::checked(row.total, row.days, days);
-    Ok((row.ad, with.map_err(|(field, detail)| format!("{field}: {detail}"))?))
+    Ok((row.ad, with.map_err(|(field, detail)| BadLine::Field { field, detail })?))
 }
 
 #[cfg(test)]
@@ -80,7 +114,7 @@ mod tests {
     use super::*;
     use crate::counters::view::FIRST_DAY;
 
-    fn lines(text: &[u8], first: u64) -> Result<Vec<Line>, Vec<(u64, String)>> {
+    fn lines(text: &[u8], first: u64) -> Result<Vec<Line>, Vec<(u64, BadLine)>> {
         super::lines(text, first, &(FIRST_DAY..=date(2026, 11, 21)))
     }
 
@@ -95,8 +129,18 @@ mod tests {
         let days = [(date(2026, 11, 1), 3)].into();
         assert_eq!(read[0].with, Replacement { total: 9, days, forget: false });
         assert_eq!(read[1].with, Replacement::default());
-        assert_eq!(lines(b"", 1), Ok(Vec::new()));
-        assert_eq!(lines(b"\n\n", 1), Ok(Vec::new()));
+        assert_eq!(lines(b"", 1).unwrap(), []);
+        assert_eq!(lines(b"\n\n", 1).unwrap(), []);
+    }
+
+    #[test]
+    fn blank_lines_are_not_parsed_and_parsing_ends_after_so_many_bad_ones() {
+        assert_eq!(lines(&b" \n".repeat(1 << 19), 1).unwrap(), []);
+        let bad = |count: usize| lines(&b"x\n\n{}\n".repeat(count), 1).unwrap_err();
+        assert_eq!(bad(BAD_MAX / 2 - 1).len(), BAD_MAX - 2, "all of them");
+        let most = bad(BAD_MAX);
+        assert_eq!(most.len(), BAD_MAX);
+        assert_eq!(most.last().map(|(number, _)| *number), Some(1_500), "the first ones");
     }
 
     #[test]
@@ -129,7 +173,7 @@ nonsense
         ];
         assert_eq!(bad.len(), parts.len(), "{bad:?}");
         for ((number, reason), (expected, part)) in bad.iter().zip((2..).zip(parts)) {
-            assert!(*number == expected && reason.contains(part), "{number}: {reason}");
+            assert!(*number == expected && reason.to_string().contains(part), "{number}: {reason}");
         }
     }
 }

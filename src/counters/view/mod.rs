@@ -23,7 +23,7 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp, ToSpan as _};
 use serde::{Deserialize, Serialize};
 
-pub use self::import::{Line, lines};
+pub use self::import::{BAD_MAX, BadLine, Line, lines};
 use crate::clock::SharedClock;
 use crate::event::{Event, EventBuilder};
 use crate::id::BotId;

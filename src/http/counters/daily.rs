@@ -15,6 +15,7 @@ use super::super::docs::OfStoredCounters;
 use super::super::extract::{Path, Query};
 use super::super::problem::Problem;
 use super::AdPath;
+use crate::counters::Days;
 pub(super) use crate::counters::view::Day;
 
 /// Maximum length of a period, in months.
@@ -66,6 +67,12 @@ impl DailyQuery {
 pub(super) struct Daily {
     /// Every day of the period, earliest first.
     days: Vec<DayViews>,
+    /// Present, and `true`, if older views than those of the last seconds may be missing: views of the
+    /// bot have waited for more than 10 s longer than the setting `pipelines.counters.linger`, or Redis
+    /// does not tell.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    stale: bool,
 }
 
 /// The views of a day.
@@ -80,7 +87,8 @@ pub(super) struct DayViews {
 
 /// Views per day
 ///
-/// For at most 24 months. A view appears here some seconds after it is part of the total.
+/// For at most 24 months. A view appears here some seconds after it is part of the total. While it takes
+/// longer, the answer has `"stale": true`.
 #[utoipa::path(
     get, path = "/v1/bots/{bot}/counters/{ad}/daily", tag = "counters",
     operation_id = "dailyViews", params(AdPath, DailyQuery),
@@ -94,9 +102,10 @@ pub(super) async fn daily(
 ) -> Result<Json<Daily>, Problem> {
     let counters = api.counters_of(&bot, &caller)?;
     let (from, to) = query.span(counters.today())?;
-    let mut days = counters.daily(&bot, &[ad], from, to).await?;
-    let days = days.pop().unwrap_or_default().into_iter();
-    Ok(Json(Daily { days: days.map(|(day, views)| DayViews { day, views }).collect() }))
+    let Days { mut of_ads, stale } = counters.daily(&bot, &[ad], from, to).await?;
+    let days = of_ads.pop().unwrap_or_default().into_iter();
+    let days = days.map(|(day, views)| DayViews { day, views }).collect();
+    Ok(Json(Daily { days, stale }))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::header;
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 use serde::{Deserialize, Serialize};
@@ -23,6 +23,8 @@ use crate::counters::exports::{self, Broken};
 use crate::counters::view::AdId;
 
 pub(super) const NDJSON: &str = "application/x-ndjson";
+/// Marks an export that may lack older views than those of the last seconds.
+const STALE: HeaderName = HeaderName::from_static("x-stale");
 /// Maximum number of lines per write.
 const LINES: usize = 1_000;
 /// How long a request waits for the first lines.
@@ -53,12 +55,14 @@ pub(super) struct Line {
 ///
 /// A line `{"ad":"x","views":3}` for each ad that was viewed on that day, in no defined order. In a
 /// process, a bot has one export at a time, a token two, and all together eight. An interrupted export
-/// is recognisable: the connection ends without the last chunk.
+/// is recognisable: the connection ends without the last chunk. A view appears here some seconds after
+/// it is part of the total, on a secondary of MongoDB up to 90 s later.
 #[utoipa::path(
     get, path = "/v1/bots/{bot}/counters/export", tag = "counters", operation_id = "exportViews",
     params(BotPath, ExportQuery),
     responses(
-        (status = 200, description = "The lines of the day", body = Line, content_type = NDJSON),
+        (status = 200, description = "The lines of the day", body = Line, content_type = NDJSON,
+            headers(("X-Stale" = String, description = "`true`, if older views than those of the last seconds may be missing: views of the bot have waited for more than 10 s longer than the setting `pipelines.counters.linger`, or Redis does not tell. An export may come from a server of MongoDB that lacks the views of the last 90 s, without this header"))),
         OfStoredCounters,
     )
 )]
@@ -74,9 +78,15 @@ pub(super) async fn export(
                       of exports of this token or of all tokens; retry later, or use another process";
         return Err(Problem::new(Kind::Busy, detail).retry_after(BUSY_SECONDS));
     };
+    // Asked first: MongoDB then has what does not wait any more.
+    let stale = counters.is_behind(&bot).await;
     let views = counters.export(&bot, day, turn, WITHIN).await?;
     let body = Body::from_stream(chunks(views));
-    Ok(([(header::CONTENT_TYPE, NDJSON)], body).into_response())
+    let mut response = ([(header::CONTENT_TYPE, NDJSON)], body).into_response();
+    if stale {
+        response.headers_mut().insert(STALE, HeaderValue::from_static("true"));
+    }
+    Ok(response)
 }
 
 /// The number of exports that a caller may run.

@@ -20,7 +20,7 @@ use super::export::NDJSON;
 use super::replace::days_schema;
 use super::{BotPath, IdempotencyKey};
 use crate::counters::import::ImportError;
-use crate::counters::view;
+use crate::counters::view::{self, BAD_MAX, BadLine};
 use crate::trail::Action;
 
 /// Maximum line number. JSON numbers of this size are still exact.
@@ -74,7 +74,8 @@ pub(super) struct ImportProgress {
 /// its ad, as `PUT` does. `Idempotency-Key` names the import. Over all requests with this key for
 /// this bot, each line is imported once, in the order of the line numbers. This holds for 7 days
 /// after the last request. Repeating a request, as a whole or in part, imports nothing twice. If a
-/// line is bad, the whole request is refused, and `errors` names the bad lines, at most 100.
+/// line is bad, the whole request is refused, and `errors` names the bad lines, at most 100. After
+/// 1,000 bad lines, the others are not checked.
 #[utoipa::path(
     post, path = "/v1/bots/{bot}/counters/import", tag = "counters",
     operation_id = "importCounters",
@@ -127,16 +128,20 @@ pub(super) async fn import(
     Ok(Json(ImportProgress { imported: progress.imported, skipped: progress.skipped, next }))
 }
 
-fn refused(bad: &[(u64, String)]) -> Problem {
+fn refused(bad: &[(u64, BadLine)]) -> Problem {
     let count = bad.len();
     let told = if count > TOLD { format!(" (the first {TOLD} are listed)") } else { String::new() };
-    let lines = if count == 1 { "line" } else { "lines" };
+    let lines = match count {
+        1 => "line",
+        BAD_MAX.. => "lines or more",
+        _ => "lines",
+    };
     let detail =
         format!("{count} {lines} cannot be used{told}; nothing of this request was imported");
     let flaws = bad.iter().take(TOLD).map(|(number, reason)| Flaw {
         index: None,
         field: Some(format!("line {number}")),
-        detail: reason.clone(),
+        detail: reason.to_string(),
     });
     Problem::new(Kind::InvalidRequest, detail).errors(flaws.collect())
 }

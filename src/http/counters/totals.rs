@@ -21,7 +21,7 @@ use super::super::problem::Problem;
 use super::BotPath;
 use super::daily::{DailyQuery, Day, DayViews};
 use crate::counters::view::AdId;
-use crate::counters::{Counters, Totals};
+use crate::counters::{Counters, Days, Totals};
 use crate::id::BotId;
 
 /// Maximum number of ads per request.
@@ -69,7 +69,9 @@ pub(super) struct Shown<'a> {
     #[schema(value_type = std::collections::BTreeMap<String, Option<u64>>)]
     totals: ByAd<'a>,
     /// Present, and `true`, if views may be missing: those of the last seconds while Redis is
-    /// unavailable, or those of uncached ads that are just being written to MongoDB.
+    /// unavailable, or those of uncached ads that are just being written to MongoDB. With `days`, also
+    /// if views of the bot have waited for more than 10 s longer than the setting
+    /// `pipelines.counters.linger`: the days may lack them.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     stale: bool,
@@ -79,9 +81,6 @@ pub(super) struct Shown<'a> {
     #[schema(value_type = Option<std::collections::BTreeMap<String, Vec<DayViews>>>, required = false)]
     days: Option<DaysByAd<'a>>,
 }
-
-/// The days of the requested ads, in their order.
-type Days = Vec<Vec<(Date, u64)>>;
 
 /// Serialised directly, without an intermediate map.
 #[derive(Debug)]
@@ -170,7 +169,7 @@ async fn tell(
         bounded(ads.len(), from, to)?;
     }
     let (totals, days) = if ads.is_empty() {
-        (Totals { totals: Vec::new(), stale: false }, span.map(|_| Vec::new()))
+        (Totals { totals: Vec::new(), stale: false }, span.map(|_| Days::default()))
     } else {
         let totals = async { counters.totals(bot, &ads).await };
         let days = async {
@@ -201,8 +200,8 @@ fn written(ads: &[AdId], totals: &Totals, days: Option<&Days>) -> Vec<u8> {
     let mut text = Vec::with_capacity(room + 32);
     let shown = Shown {
         totals: ByAd { ads, totals: &totals.totals },
-        stale: totals.stale,
-        days: days.map(|days| DaysByAd { ads, days }),
+        stale: totals.stale || days.is_some_and(|days| days.stale),
+        days: days.map(|days| DaysByAd { ads, days: &days.of_ads }),
     };
     // Strings and numbers always serialise, and writes to a vector cannot fail.
     let _ = serde_json::to_writer(&mut text, &shown);
@@ -275,11 +274,18 @@ mod tests {
     fn days_are_written_by_ad_and_bounded() {
         let (first, second) = (jiff::civil::date(2026, 11, 1), jiff::civil::date(2026, 11, 2));
         let totals = Totals { totals: vec![Some(4), Some(0)], stale: false };
-        let days = vec![vec![(first, 3), (second, 1)], vec![(first, 0), (second, 0)]];
+        let of_ads = vec![vec![(first, 3), (second, 1)], vec![(first, 0), (second, 0)]];
+        let mut days = Days { of_ads, stale: false };
+        let told = |days: &Days| {
+            String::from_utf8(written(&ads(&["b", "a"]), &totals, Some(days))).unwrap()
+        };
         assert_eq!(
-            String::from_utf8(written(&ads(&["b", "a"]), &totals, Some(&days))).unwrap(),
+            told(&days),
             r#"{"totals":{"b":4,"a":0},"days":{"b":[{"day":"2026-11-01","views":3},{"day":"2026-11-02","views":1}],"a":[{"day":"2026-11-01","views":0},{"day":"2026-11-02","views":0}]}}"#
         );
+        days.stale = true;
+        let stale = told(&days);
+        assert!(stale.starts_with(r#"{"totals":{"b":4,"a":0},"stale":true,"days""#), "{stale}");
         let month = jiff::civil::date(2026, 10, 31);
         let october = jiff::civil::date(2026, 10, 1);
         assert!(bounded(1_000, october, month).is_ok());

@@ -20,7 +20,7 @@ use super::super::problem::Problem;
 use super::{Refusal, bot, grouped, headline, page};
 use crate::counters::exports::{Broken, Turn};
 use crate::counters::view::AdId;
-use crate::counters::{self, Counters};
+use crate::counters::{self, Counters, Totals};
 use crate::id::BotId;
 
 /// Maximum number of ads per lookup.
@@ -35,6 +35,8 @@ const TOP_TIME: Duration = Duration::from_secs(2);
 const FIRST_TIME: Duration = Duration::from_secs(5);
 /// Shown if no store returns a total.
 const UNKNOWN: &str = "unknown: MongoDB is unavailable, or a change of this ad is being written";
+/// Shown if views may be missing.
+const STALE: &str = "Views may be missing: views of this bot wait to be written to MongoDB, or Redis does not answer.";
 /// Shown if no turn is free.
 const BUSY: &str = "Busy: this process already exports the views of this bot, or as many days as it may for this token or for all tokens. Reload the page in some seconds.";
 
@@ -56,6 +58,8 @@ struct Found {
     top: Option<Result<Top, String>>,
     /// The days, if exactly one ad is requested; or the reason why they are unavailable.
     days: Option<Result<Vec<(Date, u64)>, String>>,
+    /// Whether views may be missing.
+    stale: bool,
 }
 
 /// The ads with the most views today.
@@ -64,14 +68,18 @@ struct Top {
     ads: Vec<(AdId, u64)>,
     /// Whether more ads have views than were read.
     more: bool,
+    /// Whether older views than those of the last seconds may be missing.
+    stale: bool,
 }
 
 impl Top {
     /// Reads an export, so it needs the turn of one.
     async fn of(counters: &Counters, bot: &BotId, turn: Turn) -> Result<Self, Broken> {
+        // Asked first: MongoDB then has what does not wait any more.
+        let stale = counters.is_behind(bot).await;
         let mut views = counters.export(bot, counters.today(), turn, FIRST_TIME).await?;
         let deadline = Instant::now() + TOP_TIME;
-        let mut top = Self { ads: Vec::new(), more: false };
+        let mut top = Self { ads: Vec::new(), more: false, stale };
         for _ in 0..TOP_ADS_MAX {
             let Ok(next) = tokio::time::timeout_at(deadline, views.next()).await else {
                 top.more = true;
@@ -134,25 +142,28 @@ async fn find(api: &Api, caller: &Caller, wish: &PageQuery) -> Result<Option<Fou
             }),
             None => Err(BUSY.to_owned()),
         };
-        let top = Some(top);
-        return Ok(Some(Found { bot, totals: Vec::new(), top, days: None }));
+        let stale = top.as_ref().is_ok_and(|top| top.stale);
+        return Ok(Some(Found { bot, totals: Vec::new(), top: Some(top), days: None, stale }));
     }
     if ads.len() > ADS {
         let detail = format!("name 1 to {ADS} ads, separated by commas");
         return Err(Problem::field("ads", detail));
     }
-    let totals = counters.totals(&bot, &ads).await?.totals;
+    let Totals { totals, mut stale } = counters.totals(&bot, &ads).await?;
     let days = if ads.len() == 1 {
         let today = counters.today();
         let from = today.saturating_sub((DAYS - 1).days());
         let days = counters.daily(&bot, &ads, from, today).await;
-        let days = days.map(|mut days| days.pop().unwrap_or_default());
+        let days = days.map(|mut days| {
+            stale |= days.stale;
+            days.of_ads.pop().unwrap_or_default()
+        });
         Some(days.map_err(|error| Problem::from(error).detail().to_owned()))
     } else {
         None
     };
     let totals = ads.into_iter().zip(totals).collect();
-    Ok(Some(Found { bot, totals, top: None, days }))
+    Ok(Some(Found { bot, totals, top: None, days, stale }))
 }
 
 fn body(wish: &PageQuery, found: Option<&Found>, has_token: bool) -> Markup {
@@ -167,6 +178,7 @@ fn body(wish: &PageQuery, found: Option<&Found>, has_token: bool) -> Markup {
             button type="submit" { "Show" }
             span.none #many { "one ad, or several separated by commas" }
         }
+        @if found.is_some_and(|found| found.stale) { p.none { (STALE) } }
         @if let Some(top) = found.and_then(|found| Some((&found.bot, found.top.as_ref()?))) { (top_ads(top)) }
         @if let Some(found) = found.filter(|found| found.top.is_none()) { (totals(found)) }
         @if let Some(days) = found.and_then(|found| found.days.as_ref()) { (by_day(days)) }
@@ -180,7 +192,7 @@ fn top_ads((bot, top): (&BotId, &Result<Top, String>)) -> Markup {
             @match top {
                 Err(why) => p.none { (why) },
                 Ok(Top { ads, .. }) if ads.is_empty() => p.none { "No views today." },
-                Ok(Top { ads, more }) => {
+                Ok(Top { ads, more, .. }) => {
                     @let most = ads.first().map_or(1, |(_, views)| *views).max(1);
                     table.bars {
                         thead { tr { th scope="col" { "Ad" } th.number scope="col" { "Views" } th scope="col" { "Share" } } }
@@ -260,7 +272,7 @@ mod tests {
 
     #[test]
     fn totals_and_days_are_shown_and_names_are_text() {
-        let found = Found {
+        let mut found = Found {
             bot: BotId::parse("a&b").unwrap(),
             totals: vec![
                 (AdId::parse("<x>").unwrap(), Some(1_234)),
@@ -268,6 +280,7 @@ mod tests {
             ],
             top: None,
             days: Some(Ok(vec![(jiff::civil::date(2026, 11, 22), 7)])),
+            stale: false,
         };
         let wish = PageQuery { bot: "\"><b>".to_owned(), ads: "<x>".to_owned() };
         let page = body(&wish, Some(&found), true).into_string();
@@ -275,11 +288,15 @@ mod tests {
             assert!(page.contains(shown), "{shown} is missing in {page}");
         }
         assert!(!page.contains("<x>") && !page.contains("<b>"), "{page}");
+        assert!(!page.contains(STALE), "{page}");
+        found.stale = true;
+        let page = body(&wish, Some(&found), true).into_string();
+        assert!(page.contains(STALE), "{page}");
     }
 
     #[test]
     fn the_top_ads_are_the_most_viewed_ones_and_their_names_are_text() {
-        let mut top = Top { ads: Vec::new(), more: true };
+        let mut top = Top { ads: Vec::new(), more: true, stale: false };
         for n in 0..1_000_u64 {
             top.add((AdId::parse(&format!("<i>{n}")).unwrap(), n * 7 % 1_000));
         }

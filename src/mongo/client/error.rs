@@ -191,6 +191,10 @@ impl Away for MongoError {
     fn is_away(&self) -> bool {
         self.is_unreachable() || self.is_timeout()
     }
+
+    fn has_answered(&self) -> bool {
+        !self.is_away() && !matches!(self, Self::Broken { .. })
+    }
 }
 
 impl MongoError {

@@ -42,6 +42,9 @@ const MAJORITY_TIMEOUT: Duration = Duration::from_secs(3);
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of closing the connections.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum interval between the checks of a server. With a longer one, the driver refuses to read from
+/// secondaries that are at most 90 s behind.
+const CHECK_EVERY_MAX: Duration = Duration::from_secs(80);
 /// Maximum number of connections to each server, unless the URL sets it.
 const CONNECTIONS_MAX: u32 = 32;
 /// The application name on the servers, unless the URL sets it.
@@ -155,6 +158,7 @@ impl Mongo {
         };
         options.server_selection_timeout = at_most(options.server_selection_timeout);
         options.connect_timeout = at_most(options.connect_timeout);
+        options.heartbeat_freq = options.heartbeat_freq.map(|every| every.min(CHECK_EVERY_MAX));
         options.max_pool_size.get_or_insert(CONNECTIONS_MAX);
         options.write_concern.get_or_insert_with(WriteConcern::majority);
         options.sdam_event_handler = Some(remember(Arc::clone(&met)));

@@ -31,6 +31,19 @@ pub enum PrivateMongoError {
         #[source]
         source: io::Error,
     },
+    /// There is no program that can be run, but there is data of an earlier start.
+    #[error(
+        "{} holds the data of a private MongoDB, but {program:?} cannot be run: {source}; install MongoDB (6.0 or newer), name its program in FAIRLANE_MONGOD, set mongodb.url to a running one with that data, or set enabled = false for the pipelines that need MongoDB", data.display()
+    )]
+    ProgramGone {
+        /// The directory of the data.
+        data: PathBuf,
+        /// The program.
+        program: PathBuf,
+        /// The error of the operating system.
+        #[source]
+        source: io::Error,
+    },
     /// The server is too old.
     #[error("{0}; install a newer one, name it in FAIRLANE_MONGOD, or set mongodb.url")]
     Version(#[source] MongoError),
@@ -77,20 +90,29 @@ pub enum PrivateMongoError {
 }
 
 impl PrivateMongoError {
-    /// Whether this machine has no program that works. Another try would not help.
+    /// Whether this machine has no program that works, and no data of an earlier start. Another try would
+    /// not help.
     pub(crate) fn lacks_program(&self) -> bool {
         match self {
-            // Also one for another processor. Other errors may pass, such as a lack of memory.
-            Self::Program { source, .. } => {
-                use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
-                matches!(source.kind(), NotFound | NotADirectory | PermissionDenied)
-                    || source.raw_os_error() == Some(rustix::io::Errno::NOEXEC.raw_os_error())
-            }
+            Self::Program { source, .. } => Self::is_missing(source),
+            // A server this old cannot open the data of one that is new enough.
             Self::Version(_) => true,
             // Such as one without its libraries.
             Self::Ended { has_data, .. } => !has_data,
-            Self::Directory { .. } | Self::Silent { .. } | Self::Signal { .. } => false,
+            // To run without the data would lose events without a word.
+            Self::ProgramGone { .. }
+            | Self::Directory { .. }
+            | Self::Silent { .. }
+            | Self::Signal { .. } => false,
         }
+    }
+
+    /// Whether there is no such program on this machine, or it is one for another processor. Other errors
+    /// may pass, such as a lack of memory.
+    pub(super) fn is_missing(source: &io::Error) -> bool {
+        use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+        matches!(source.kind(), NotFound | NotADirectory | PermissionDenied)
+            || source.raw_os_error() == Some(rustix::io::Errno::NOEXEC.raw_os_error())
     }
 }
 

@@ -20,6 +20,7 @@ mod progress;
 
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};
+use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -47,6 +48,25 @@ const LINGERING: Duration = Duration::from_millis(100);
 /// How long a killed server may still hold its port. The system reports it as ended while some of
 /// its threads still run, and the last of them closes the port.
 const PORT_HELD: Duration = Duration::from_secs(2);
+
+/// The directory of the server under the data directory, and the one of its data there.
+const SERVER: &str = "mongodb";
+const DATA: &str = "data";
+
+/// The directory of the data of a private server under `data_dir`; `None` if no server has written
+/// anything.
+pub(crate) fn data_of(data_dir: &Path) -> Option<PathBuf> {
+    let data = data_dir.join(SERVER).join(DATA);
+    has_data(&data).then_some(data)
+}
+
+/// Whether a server has written anything there. A directory that cannot be read may have data.
+fn has_data(data: &Path) -> bool {
+    match std::fs::read_dir(data) {
+        Ok(mut files) => files.next().is_some(),
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
+}
 
 /// Options for starting and stopping the server. A running server is adopted unchanged.
 #[derive(Debug, Clone)]
@@ -229,15 +249,10 @@ struct Files {
 
 impl Files {
     fn create(data_dir: &Path) -> Result<Self, PrivateMongoError> {
-        let home = Home::create(data_dir, "mongodb")?;
-        let data = home.dir.join("data");
+        let home = Home::create(data_dir, SERVER)?;
+        let data = home.dir.join(DATA);
         std::fs::create_dir_all(&data).map_err(Unusable::at(&data))?;
         Ok(Self { home, data })
-    }
-
-    /// Whether a server has written anything.
-    fn has_data(&self) -> bool {
-        !std::fs::read_dir(&self.data).is_ok_and(|mut files| files.next().is_none())
     }
 
     fn users_path(&self) -> PathBuf {
@@ -328,7 +343,7 @@ impl Files {
                         break;
                     }
                     let (log, tail) = (self.home.log.clone(), self.home.tail(logged));
-                    let (program, has_data) = (options.program.clone(), self.has_data());
+                    let (program, has_data) = (options.program.clone(), has_data(&self.data));
                     return Err(PrivateMongoError::Ended { program, status, log, tail, has_data });
                 }
                 match probe(server, options.start_within).await {
@@ -351,8 +366,13 @@ impl Files {
     fn spawn(&self, port: u16, options: &Options) -> Result<Child, PrivateMongoError> {
         let (log, port) = (self.home.open_log()?, port.to_string());
         let errors = log.try_clone().map_err(Unusable::at(&self.home.log))?;
-        let failed =
-            |source| PrivateMongoError::Program { program: options.program.clone(), source };
+        let failed = |source: io::Error| {
+            let program = options.program.clone();
+            if PrivateMongoError::is_missing(&source) && has_data(&self.data) {
+                return PrivateMongoError::ProgramGone { data: self.data.clone(), program, source };
+            }
+            PrivateMongoError::Program { program, source }
+        };
         // A path is relative to this process's directory; a name is looked up in `PATH`.
         let program = match options.program.components().count() {
             0 | 1 => options.program.clone(),
@@ -460,4 +480,21 @@ fn free_port(wanted: Option<u16>) -> u16 {
 
 fn is_taken(port: u16) -> bool {
     TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_err()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_directory_that_is_missing_or_empty_has_no_data() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = dir.path().join("mongodb/data");
+        assert_eq!(data_of(dir.path()), None);
+        std::fs::create_dir_all(&data).unwrap();
+        assert_eq!(data_of(dir.path()), None);
+        std::fs::remove_dir(&data).unwrap();
+        std::fs::write(&data, "no directory").unwrap();
+        assert_eq!(data_of(dir.path()), Some(data));
+    }
 }

@@ -1,5 +1,6 @@
 //! The counters: each accepted view counts once, in its total and in its day, whatever fails.
 
+mod behind;
 mod edits;
 mod faults;
 mod hangs;
