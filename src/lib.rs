@@ -58,6 +58,7 @@
 //! | `caught` | calls of a pipeline's code whose panic ends only that call |
 //! | `request_deadline`, `signed_token` | the deadline of a request; lease capabilities and list cursors |
 //! | `cli`, `demo` | the command line, and `fairlane demo` |
+//! | `signals` | the signals that end a command or a run instead of its process |
 //! | `private` | the common part of the private servers, Redis and `MongoDB` |
 //! | `sandbox` | private servers for the demo, and for the load tools in `benches/` |
 //! | [`config`], [`lifecycle`], [`metrics`], [`telemetry`] | settings and their defaults, shutdown, all metrics, logging |
@@ -189,6 +190,7 @@ mod request_deadline;
 mod roles;
 #[doc(hidden)]
 pub mod sandbox;
+mod signals;
 mod signed_token;
 mod spelling;
 mod startup;

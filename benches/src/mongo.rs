@@ -80,21 +80,21 @@ impl Database {
 }
 
 /// Runs `work` on a new Redis and a new database of the chosen MongoDB. Then removes both, also
-/// after an error, Ctrl-C or SIGTERM.
+/// after an error, Ctrl-C, SIGTERM or SIGHUP.
 pub(crate) async fn with_database<T>(
     choice: &Choice,
     work: impl AsyncFnOnce(&Rig, &Database) -> Result<T, BenchError>,
 ) -> Result<T, BenchError> {
-    let interrupt = Interrupt::listen()?;
-    let rig = Rig::start().await?;
+    let mut interrupt = Interrupt::listen()?;
+    let rig = interrupt.or(Box::pin(Rig::start())).await?;
     let database = match Database::open(choice, rig.directory()).await {
         Ok(database) => database,
-        Err(error) => return rig.remove().await.map_err(BenchError::from).and(Err(error)),
+        Err(error) => return rig.remove().map_err(BenchError::from).and(Err(error)),
     };
     let result = interrupt.or(work(&rig, &database)).await;
     // The components that `work` started have ended, so this is the last user of the servers.
     let dropped = database.close().await;
-    let removed = rig.remove().await;
+    let removed = rig.remove();
     let value = result?;
     removed?;
     dropped?;

@@ -25,13 +25,13 @@ use super::session::Session;
 use crate::clock::SystemClock;
 use crate::config::Config;
 use crate::counters::import::{ImportError, import};
-use crate::counters::view::{self, Calendar, Line};
+use crate::counters::view::{self, BadLine, Calendar, Line};
 use crate::id::{BotId, PipelineName};
 use crate::queue::Queue;
 use crate::trail::Action as Act;
 
-/// Maximum number of lines of one step.
-const LINES: u64 = 1_000;
+/// Maximum number of lines of one step, so that all its bad lines are counted.
+const LINES: u64 = view::BAD_MAX as u64;
 /// Bytes after which a step takes no further line. Also the maximum length of a line.
 const BYTES: usize = 1 << 20;
 /// Maximum number of bad lines to show. Further ones are only counted.
@@ -149,7 +149,7 @@ fn check(path: &Path, name: &str, days: &RangeInclusive<Date>) -> io::Result<(Si
         for (number, reason) in bad {
             size.bad += 1;
             if size.bad <= SHOWN_MAX {
-                eprintln!("{name}: line {number}: {}", plain(&reason));
+                eprintln!("{name}: line {number}: {}", plain(&reason.to_string()));
             }
             if size.bad == SHOWN_MAX {
                 eprintln!("{name}: further bad lines are only counted");
@@ -270,12 +270,12 @@ struct Step {
 }
 
 impl Step {
-    fn lines(&self, days: &RangeInclusive<Date>) -> Result<Vec<Line>, Vec<(u64, String)>> {
+    fn lines(&self, days: &RangeInclusive<Date>) -> Result<Vec<Line>, Vec<(u64, BadLine)>> {
         let lines = view::lines(&self.text, self.first, days);
         let Some(number) = self.too_long else { return lines };
         let mut bad = lines.err().unwrap_or_default();
         bad.retain(|(other, _)| *other != number);
-        bad.push((number, format!("longer than {BYTES} bytes")));
+        bad.push((number, BadLine::TooLong { max: BYTES }));
         Err(bad)
     }
 }
@@ -345,7 +345,7 @@ mod tests {
         std::iter::from_fn(|| steps.next().unwrap()).collect()
     }
 
-    fn read(step: &Step) -> Result<Vec<Line>, Vec<(u64, String)>> {
+    fn read(step: &Step) -> Result<Vec<Line>, Vec<(u64, BadLine)>> {
         step.lines(&(view::FIRST_DAY..=view::FIRST_DAY))
     }
 
@@ -391,7 +391,7 @@ mod tests {
         let bad: Vec<_> =
             steps(&text).iter().filter_map(|step| read(step).err()).flatten().collect();
         assert_eq!(bad.len(), 2, "{bad:?}");
-        assert_eq!(bad[0], (2, "longer than 1048576 bytes".to_owned()));
+        assert_eq!((bad[0].0, bad[0].1.to_string()), (2, "longer than 1048576 bytes".to_owned()));
         assert_eq!(bad[1].0, 3);
     }
 }

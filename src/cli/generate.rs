@@ -16,7 +16,6 @@ use crate::bus;
 use crate::config::Config;
 use crate::demo::{BUSY, Generator, Ids};
 use crate::redis::Link;
-use crate::sandbox::SandboxError;
 
 const TICK: Duration = Duration::from_millis(20);
 /// Maximum number of events per tick. A machine that was suspended then does not send everything
@@ -105,8 +104,11 @@ async fn publish(link: &Link, args: &GenerateArgs, summary: &mut Summary) -> Res
             batch.push(generator.event(bot)?);
         }
         if !batch.is_empty() {
-            bus::publish(link, &summary.stream, &batch).await.map_err(SandboxError::from)?;
-            summary.published += batch.len() as u64;
+            let events = batch.len() as u64;
+            bus::publish(link, &summary.stream, &batch).await.map_err(|error| {
+                CliError::publish_stopped(error, summary.published, events, None)
+            })?;
+            summary.published += events;
             progress.set_position(summary.published);
         }
     }

@@ -194,13 +194,7 @@ impl<'a> Job<'a> {
     }
 
     fn stopped(&self, error: RedisError, events: u64) -> CliError {
-        let unknown = if error.may_have_run() { events } else { 0 };
-        CliError::PublishStopped {
-            source: Box::new(error.into()),
-            published: self.summary.published,
-            unknown,
-            line: self.line,
-        }
+        CliError::publish_stopped(error, self.summary.published, events, Some(self.line))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use redis::{ErrorKind, ServerErrorKind};
 
+use crate::app::AppError;
 use crate::redis::RedisError;
 
 /// What waits while no Redis answers.
@@ -96,10 +97,21 @@ pub(super) fn explain(error: &RedisError) -> (&'static str, &'static str) {
     )
 }
 
+/// Why a process cannot start, and what helps if Redis is the cause.
+pub(super) fn of_start(error: &AppError) -> String {
+    match error {
+        AppError::Store(source) if source.is_passing() => {
+            format!("{source}; {}", explain(source).1)
+        }
+        error => error.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::error::{CliError, Exit};
+    use crate::cli::error::CliError;
+    use crate::cli::exit::Exit;
     use crate::redis::Unconfirmed;
 
     const TARGET: &str = "127.0.0.1:6379";
@@ -141,8 +153,12 @@ mod tests {
     #[test]
     fn a_redis_that_does_not_answer_may_have_done_what_it_was_asked_for() {
         let source = || redis::RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
-        let connect = RedisError::Connect { target: TARGET.to_owned(), source: source() };
-        assert!(CliError::from(connect).to_string().contains("; start that Redis, or correct"));
+        let connect = || RedisError::Connect { target: TARGET.to_owned(), source: source() };
+        // Also at the start of a process, which is where most users meet it.
+        for error in [CliError::from(connect()), AppError::from(connect()).into()] {
+            assert!(error.to_string().contains("; start that Redis, or correct"), "{error}");
+            assert_eq!(error.exit(), Exit::Unavailable);
+        }
         let unknown = RedisError::Unknown { target: TARGET.to_owned(), source: source() };
         assert!(
             CliError::from(unknown)

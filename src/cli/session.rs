@@ -64,12 +64,7 @@ impl Session {
         config: Config,
         act: impl AsyncFnOnce(&Self) -> Result<T, CliError>,
     ) -> Result<T, CliError> {
-        // A private Redis that is frozen or loads its data would hold up the command for long.
-        let Ok(redis) = tokio::time::timeout(limit, Redis::open(&config)).await else {
-            let (dir, seconds) = (config.data_dir, limit.as_secs());
-            return Err(CliError::PrivateSilent { dir, seconds });
-        };
-        let redis = redis?;
+        let redis = Redis::open(limit, &config).await?;
         let result = async {
             let target = redis.target()?.with_prefix(config.redis.prefix.clone());
             let target = target.with_wait(config.redis.wait());
@@ -207,11 +202,17 @@ pub(super) enum Redis {
 }
 
 impl Redis {
-    pub(super) async fn open(config: &Config) -> Result<Self, CliError> {
+    /// `limit`: a private Redis that is frozen or loads its data would hold up the command for long.
+    pub(super) async fn open(limit: Duration, config: &Config) -> Result<Self, CliError> {
         if let Some(url) = &config.redis.url {
             return Ok(Self::At(url.clone(), config.redis.certificates()?.map(Box::new)));
         }
-        let private = PrivateRedis::start(&config.data_dir).await?;
+        let starting = tokio::time::timeout(limit, PrivateRedis::start(&config.data_dir));
+        let Ok(private) = starting.await else {
+            let (dir, seconds) = (config.data_dir.clone(), limit.as_secs());
+            return Err(CliError::PrivateSilent { dir, seconds });
+        };
+        let private = private?;
         if private.was_started() && is_lost(config) {
             eprintln!("{}", lost_notice(config));
         }

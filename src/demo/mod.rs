@@ -8,7 +8,8 @@ mod generator;
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ use crate::clock::{Clock, SystemClock, micros};
 use crate::handler::{Environment, Failure, Handler, Outcomes, Slice};
 use crate::id::{BotId, PipelineName};
 use crate::queue::{PipelineView, Queue};
-use crate::sandbox::{Meter, Rig, SandboxError, drained, quantile_ms, waits};
+use crate::sandbox::{Interrupt, Meter, Rig, SandboxError, drained, quantile_ms, waits};
 
 /// Number of bots that run campaigns.
 pub(crate) const BUSY: usize = 5;
@@ -35,6 +36,11 @@ const WORKERS: usize = 16;
 const HANDLING: Duration = Duration::from_micros(200);
 /// Interval between two campaigns.
 const CAMPAIGN_EVERY: Duration = Duration::from_secs(4);
+/// The number of events of a campaign, at most.
+const CAMPAIGN_MAX: u64 = 20_000;
+/// While so many events wait, no more are sent. Even one bot with all of them is within its quota, so none
+/// becomes a dead letter: the demo checks that all events are handled.
+pub(crate) const WAITING_MAX: u64 = 100_000;
 const TICK: Duration = Duration::from_millis(10);
 const REFRESH: Duration = Duration::from_millis(500);
 
@@ -68,11 +74,15 @@ pub struct Options {
 pub struct Summary {
     /// Published events.
     pub sent: u64,
+    /// Whether fewer were sent than wanted, because too many waited.
+    pub held_back: bool,
+    /// Whether a signal ended the demo. The events that waited were not handled then.
+    pub stopped_early: bool,
     /// Handled and acknowledged events.
     pub handled: u64,
     /// Slices that failed and were retried.
     pub retried: u64,
-    /// Events that were never handled.
+    /// Events that were never handled; 0 if the demo was stopped early.
     pub lost: u64,
     /// Events that were first handled out of order.
     pub reordered: u64,
@@ -116,9 +126,28 @@ struct Waits {
 }
 
 struct Work {
+    /// Events that were published, or are about to be.
+    sent: AtomicU64,
+    held_back: AtomicBool,
     meter: Arc<Meter>,
     waits: Mutex<Waits>,
     retried: AtomicU64,
+}
+
+impl Work {
+    fn new(bots: usize) -> Arc<Self> {
+        Arc::new(Self {
+            sent: AtomicU64::new(0),
+            held_back: AtomicBool::new(false),
+            meter: Meter::new(bots),
+            waits: Mutex::new(Waits { total: [waits(), waits()], recent: [waits(), waits()] }),
+            retried: AtomicU64::new(0),
+        })
+    }
+
+    fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
 }
 
 struct DemoHandler(Arc<Work>);
@@ -157,38 +186,42 @@ fn is_busy(bot: &BotId) -> bool {
         .is_some_and(|n| n < BUSY)
 }
 
-/// Runs the demo. Calls `show` twice per second.
+/// Runs the demo. Calls `show` twice per second. SIGINT, SIGTERM and SIGHUP end it early.
 ///
 /// # Errors
-/// If the private Redis fails, or if no event moves for a minute.
+/// If the private Redis fails, or if no event moves for a minute. [`SandboxError::Interrupted`] if a
+/// signal arrives before the first event.
 pub async fn run(
     options: Options,
     started: impl FnMut(&Addresses),
     show: impl FnMut(&Look),
 ) -> Result<Summary, SandboxError> {
-    Rig::with(async |rig| perform(rig, options, started, show).await).await
+    let mut interrupt = Interrupt::listen()?;
+    let rig = interrupt.or(Box::pin(Rig::start())).await?;
+    let result = perform(&rig, &mut interrupt, options, started, show).await;
+    let removed = rig.remove();
+    let summary = result?;
+    removed?;
+    Ok(summary)
 }
 
 async fn perform(
     rig: &Rig,
+    interrupt: &mut Interrupt,
     options: Options,
     mut started: impl FnMut(&Addresses),
     mut show: impl FnMut(&Look),
 ) -> Result<Summary, SandboxError> {
     let bots = options.bots.max(BUSY + 1);
-    let work = Arc::new(Work {
-        meter: Meter::new(bots),
-        waits: Mutex::new(Waits { total: [waits(), waits()], recent: [waits(), waits()] }),
-        retried: AtomicU64::new(0),
-    });
+    let work = Work::new(bots);
     let quick = |pipeline: &mut crate::config::PipelineConfig| {
         pipeline.backoff.initial = Duration::from_millis(50);
         pipeline.max_attempts = std::num::NonZero::new(1_000).unwrap_or(pipeline.max_attempts);
     };
     let name = PipelineName::parse(PIPELINE)?;
-    let app = rig
-        .app_as(&name, Roles::ALL, page_address(), WORKERS, quick, DemoHandler(Arc::clone(&work)))
-        .await?;
+    let handler = DemoHandler(Arc::clone(&work));
+    let app = rig.app_as(&name, Roles::ALL, page_address(), WORKERS, quick, handler);
+    let app = interrupt.or(Box::pin(app)).await?;
     let queue = app.queue(&name);
     let told = |address: std::io::Result<SocketAddr>| address.ok();
     started(&Addresses {
@@ -198,24 +231,31 @@ async fn perform(
     let running = Rig::spawn(app);
     let begun = Instant::now();
     let mut watch = Watcher { begun, last: (begun, 0, 0), work: Arc::clone(&work), queue };
-    let sent = send(rig, options, bots, &mut watch, &mut show).await?;
-    while work.meter.done() < sent {
-        watch.look("draining the queues", sent, &mut show).await?;
-        tokio::select! {
-            drained = drained(|| work.meter.done(), sent, |_| {}) => drained?,
-            () = tokio::time::sleep(REFRESH) => {}
-        }
-    }
+    let all = async {
+        send(rig, options, bots, &mut watch, &mut show).await?;
+        watch.drain(&mut show).await
+    };
+    let stopped_early = match interrupt.or(all).await {
+        Ok(()) => false,
+        Err(SandboxError::Interrupted) => true,
+        Err(error) => return Err(error),
+    };
     let seconds = begun.elapsed().as_secs_f64();
-    watch.look("done", sent, &mut show).await?;
-    drop(watch);
-    running.stop().await?;
+    if stopped_early {
+        running.stop_immediately().await?;
+    } else {
+        watch.look("done", &mut show).await?;
+        running.stop().await?;
+    }
+    let lost = if stopped_early { 0 } else { work.sent().saturating_sub(work.meter.reached()) };
     let waits = work.waits.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(Summary {
-        sent,
+        sent: work.sent(),
+        held_back: work.held_back.load(Ordering::Relaxed),
+        stopped_early,
         handled: work.meter.done(),
         retried: work.retried.load(Ordering::Relaxed),
-        lost: sent.saturating_sub(work.meter.reached()),
+        lost,
         reordered: work.meter.reordered(),
         seconds,
         quiet_p50_ms: quantile_ms(&waits.total[0], 0.5),
@@ -238,33 +278,40 @@ async fn send(
     bots: usize,
     watch: &mut Watcher,
     show: &mut impl FnMut(&Look),
-) -> Result<u64, SandboxError> {
+) -> Result<(), SandboxError> {
     let mut generator = Generator::new(bots, Ids::Positions);
-    let (mut sent, mut campaigns) = (0, 0_u32);
-    let campaign = usize::try_from(options.rate.clamp(200, 20_000)).unwrap_or(200);
-    let begun = watch.begun;
+    let mut campaigns = 0_u32;
+    let campaign = options.rate.clamp(200, CAMPAIGN_MAX);
+    let (begun, work) = (watch.begun, Arc::clone(&watch.work));
     loop {
         let elapsed = begun.elapsed();
         if elapsed >= Duration::from_secs(options.seconds) {
-            return Ok(sent);
+            return Ok(());
         }
         let mut batch = Vec::new();
-        let due = u128::from(options.rate) * elapsed.as_millis() / 1_000
-            + u128::from(campaigns) * campaign as u128;
-        while u128::from(sent) + (batch.len() as u128) < due {
+        let so_far = u128::from(options.rate) * elapsed.as_millis() / 1_000
+            + u128::from(campaigns) * u128::from(campaign);
+        let due = so_far.saturating_sub(work.sent().into());
+        let waiting = work.sent().saturating_sub(work.meter.done());
+        let room = u128::from(WAITING_MAX.saturating_sub(waiting));
+        if due > room {
+            work.held_back.store(true, Ordering::Relaxed);
+        }
+        for _ in 0..due.min(room) {
             let bot = generator.quiet();
             batch.push(generator.event(bot)?);
         }
-        if elapsed >= CAMPAIGN_EVERY * campaigns + CAMPAIGN_EVERY / 4 {
+        if room > 0 && elapsed >= CAMPAIGN_EVERY * campaigns + CAMPAIGN_EVERY / 4 {
             let bot = campaigns as usize % BUSY;
             campaigns += 1;
             for _ in 0..campaign {
                 batch.push(generator.event(bot)?);
             }
         }
+        // Counted first, because a signal may end this during the call: no more are handled than sent.
+        work.sent.fetch_add(batch.len() as u64, Ordering::Relaxed);
         rig.publish(batch.iter()).await?;
-        sent += batch.len() as u64;
-        watch.look("sending", sent, show).await?;
+        watch.look("sending", show).await?;
         tokio::time::sleep(TICK).await;
     }
 }
@@ -279,18 +326,31 @@ struct Watcher {
 }
 
 impl Watcher {
+    /// Waits until all sent events are completed.
+    async fn drain(&mut self, show: &mut impl FnMut(&Look)) -> Result<(), SandboxError> {
+        let work = Arc::clone(&self.work);
+        // One for all looks: a new one would start its minute again.
+        let mut drained = pin!(drained(|| work.meter.done(), work.sent(), |_| {}));
+        loop {
+            tokio::select! {
+                drained = &mut drained => return drained,
+                () = tokio::time::sleep(REFRESH) => {}
+            }
+            self.look("draining the queues", show).await?;
+        }
+    }
+
     #[expect(clippy::cast_precision_loss, reason = "counts of a demo")]
     async fn look(
         &mut self,
         stage: &'static str,
-        sent: u64,
         show: &mut impl FnMut(&Look),
     ) -> Result<(), SandboxError> {
         let since = self.last.0.elapsed();
         if since < REFRESH && stage != "done" {
             return Ok(());
         }
-        let handled = self.work.meter.done();
+        let (sent, handled) = (self.work.sent(), self.work.meter.done());
         let rate = |now: u64, before: u64| (now - before) as f64 / since.as_secs_f64();
         let view = match &self.queue {
             Some(queue) => queue.view(SystemClock.now()).await?,
@@ -352,6 +412,38 @@ pub fn draw(look: &Look) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_demo_whose_events_are_not_completed_fails_after_a_minute() {
+        let (begun, work) = (Instant::now(), Work::new(BUSY + 1));
+        work.sent.store(10, Ordering::Relaxed);
+        work.meter.committed(9);
+        let mut watch = Watcher { begun, last: (begun, 0, 0), work, queue: None };
+        let mut looks = 0;
+        let mut show = |look: &Look| {
+            looks += 1;
+            assert_eq!((look.sent, look.handled), (10, 9));
+        };
+        let drained = Box::pin(watch.drain(&mut show));
+        let drained = tokio::time::timeout(Duration::from_secs(120), drained);
+        let error = drained.await.expect("it ends").unwrap_err();
+        assert_eq!(error.to_string(), "nothing moved for 60s: 9 of 10 events are done");
+        assert!(begun.elapsed() < Duration::from_secs(62), "{:?}", begun.elapsed());
+        assert!(looks > 100, "{looks}");
+    }
+
+    #[test]
+    fn one_bot_may_hold_all_events_that_wait() {
+        // What the queue adds to an event.
+        const RECORD: usize = 32;
+        let mut generator = Generator::new(20, Ids::Positions);
+        let sizes = (0..1_000).map(|_| generator.event(BUSY).unwrap().len() + RECORD);
+        let largest = sizes.max().unwrap() as u64;
+        let held = (WAITING_MAX + CAMPAIGN_MAX) * largest;
+        let quota = Config::default().quotas.queued_bytes;
+        assert!(held < quota, "{held} of {quota}");
+    }
 
     #[test]
     fn figures_stay_in_their_columns_whatever_their_size() {

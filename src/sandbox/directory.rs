@@ -2,21 +2,63 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use super::SandboxError;
+use crate::private::Unusable;
 use crate::redis::private;
 
 /// The short name of a directory for temporary files.
 const SHORT: &str = "/tmp";
+/// The number of attempts to remove a directory, and the time between them.
+const ATTEMPTS: usize = 100;
+const PAUSE: Duration = Duration::from_millis(10);
 
-/// Creates the directory.
-pub(super) fn create() -> io::Result<PathBuf> {
-    let temporary = std::env::temp_dir();
-    std::fs::create_dir_all(&temporary)?;
-    let name = format!("fl-{:08x}", rand::random::<u32>());
-    let directory = under(&temporary.canonicalize()?, &name);
-    // Fails if it exists: it may belong to another user.
-    std::fs::create_dir(&directory)?;
-    Ok(directory)
+/// The directory. It is removed when this is dropped.
+pub(super) struct Directory(PathBuf);
+
+impl Directory {
+    /// Creates the directory.
+    pub(super) fn create() -> Result<Self, Unusable> {
+        let temporary = std::env::temp_dir();
+        std::fs::create_dir_all(&temporary).map_err(Unusable::at(&temporary))?;
+        let name = format!("fl-{:08x}", rand::random::<u32>());
+        let place = temporary.canonicalize().map_err(Unusable::at(&temporary))?;
+        let directory = under(&place, &name);
+        // Fails if it exists: it may belong to another user.
+        std::fs::create_dir(&directory).map_err(Unusable::at(&directory))?;
+        Ok(Self(directory))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Removes the directory with its files. Its server must have been killed.
+    pub(super) fn remove(self) -> Result<(), SandboxError> {
+        let path = self.0.clone();
+        remove(&path).map_err(|source| SandboxError::NotRemoved { path, source })
+    }
+}
+
+impl Drop for Directory {
+    /// Finds nothing after [`Directory::remove`].
+    fn drop(&mut self) {
+        let _ = remove(&self.0);
+    }
+}
+
+/// Removes a directory with its files. A server that is being killed may still create one of them.
+fn remove(directory: &Path) -> io::Result<()> {
+    for _ in 1..ATTEMPTS {
+        match std::fs::remove_dir_all(directory) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+                std::thread::sleep(PAUSE);
+            }
+            removed => return removed,
+        }
+    }
+    std::fs::remove_dir_all(directory)
 }
 
 /// The path of a directory under `temporary`, or under `/tmp` if a socket there had too long a path.

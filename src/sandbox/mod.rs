@@ -2,6 +2,8 @@
 //! they remove at the end.
 
 mod directory;
+mod error;
+mod interrupt;
 mod server;
 
 use std::net::SocketAddr;
@@ -13,19 +15,21 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use redis::{Cmd, Pipeline, Value};
 use serde::Serialize;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use self::directory::Directory;
+pub use self::error::SandboxError;
+pub use self::interrupt::Interrupt;
 pub use self::server::{Row, admitted, listen, raise_open_files, serve};
 use crate::app::{App, AppError, Roles};
 use crate::clock::{Clock, SystemClock, micros};
 use crate::config::{self, Config, PipelineConfig, RedisUrl, Start, WorkersConfig};
 use crate::event::{Event, EventError};
 use crate::handler::Handler;
-use crate::id::{BotId, IdError, PipelineName};
+use crate::id::{BotId, PipelineName};
 use crate::lifecycle::Shutdown;
 use crate::queue::FAIR_SLICE_US;
-use crate::redis::private::{PrivateRedis, PrivateRedisError};
-use crate::redis::{Link, RedisError, Target};
+use crate::redis::private::{self, PrivateRedis};
+use crate::redis::{Link, Target};
 
 /// The stream to which events are published.
 pub const STREAM: &str = "fairlane:events";
@@ -34,34 +38,11 @@ const PUBLISH_BATCH: usize = 500;
 /// Timeout of a call of the private Redis.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Why a run on private servers failed.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "each is the error of the stage of that name")]
-pub enum SandboxError {
-    #[error(transparent)]
-    App(#[from] AppError),
-    #[error(transparent)]
-    PrivateRedis(#[from] PrivateRedisError),
-    #[error(transparent)]
-    Store(#[from] RedisError),
-    #[error(transparent)]
-    Event(#[from] EventError),
-    #[error(transparent)]
-    Id(#[from] IdError),
-    #[error("cannot use the directory for the private Redis: {0}")]
-    Directory(#[from] std::io::Error),
-    #[error("the private Redis has an unusable address: {0}")]
-    Address(#[from] redis::RedisError),
-    #[error("nothing moved for {0:?}: {1}")]
-    Stuck(Duration, String),
-    #[error("interrupted")]
-    Interrupted,
-}
-
-/// A private Redis in its own directory. Both are removed at the end.
+/// A private Redis in its own directory. Dropping it kills the server and removes the directory.
 pub struct Rig {
-    directory: PathBuf,
-    redis: Option<PrivateRedis>,
+    /// Dropped before its directory.
+    redis: PrivateRedis,
+    directory: Directory,
     target: Target,
     url: RedisUrl,
     /// The connection of the caller.
@@ -78,20 +59,24 @@ impl Rig {
     /// Starts the server. Remove it with [`Self::remove`].
     ///
     /// # Errors
-    /// If the directory or the server cannot be used.
+    /// If the directory or the server cannot be used. Nothing is left then.
+    ///
+    /// # Cancel safety
+    /// Nothing is left.
     pub async fn start() -> Result<Self, SandboxError> {
-        let directory = directory::create()?;
-        let redis = PrivateRedis::start(&directory).await?;
+        let directory = Directory::create()?;
+        let options = private::Options { kill_on_drop: true, ..private::Options::default() };
+        let redis = PrivateRedis::start_with(directory.path(), options).await?;
         let url = redis.url().clone();
         let target = Target::new(url.expose())?;
         let link = Link::new(target.clone(), Vec::new(), FAIR_SLICE_US, PATIENCE);
-        Ok(Self { directory, redis: Some(redis), target, url, link })
+        Ok(Self { redis, directory, target, url, link })
     }
 
     /// The directory of the server.
     #[must_use]
     pub fn directory(&self) -> &Path {
-        &self.directory
+        self.directory.path()
     }
 
     /// The address of the server.
@@ -209,8 +194,8 @@ impl Rig {
         self.link.prefix().to_string()
     }
 
-    /// Runs `work` on a new server. Then stops and removes the server, also after an error, Ctrl-C
-    /// or SIGTERM.
+    /// Runs `work` on a new server. Then removes the server, also after an error, Ctrl-C, SIGTERM or
+    /// SIGHUP.
     ///
     /// # Errors
     /// Those of `work`, [`SandboxError::Interrupted`], or the error of starting or removing the
@@ -218,56 +203,24 @@ impl Rig {
     pub async fn with<T, E: From<SandboxError>>(
         work: impl AsyncFnOnce(&Self) -> Result<T, E>,
     ) -> Result<T, E> {
-        let interrupt = Interrupt::listen()?;
-        let rig = Self::start().await?;
+        let mut interrupt = Interrupt::listen()?;
+        let rig = interrupt.or(Box::pin(Self::start())).await?;
         let result = interrupt.or(work(&rig)).await;
-        // The components that `work` started have ended, so this is the last user of the server.
-        let removed = rig.remove().await;
+        let removed = rig.remove();
         let value = result?;
         removed?;
         Ok(value)
     }
 
-    /// Stops the server and removes its directory.
+    /// Kills the server, whose data is not needed any more, and removes its directory.
     ///
     /// # Errors
-    /// If the server cannot be stopped, or the directory cannot be removed.
-    pub async fn remove(mut self) -> Result<(), SandboxError> {
-        if let Some(redis) = self.redis.take() {
-            self.link.close();
-            redis.stop().await?;
-        }
-        Ok(std::fs::remove_dir_all(&self.directory)?)
-    }
-}
-
-/// Makes Ctrl-C and SIGTERM end the work instead of the process, so that the servers are removed
-/// first.
-#[derive(Debug)]
-pub struct Interrupt(Signal);
-
-impl Interrupt {
-    /// From now on, SIGTERM does not end the process.
-    ///
-    /// # Errors
-    /// If the operating system refuses it.
-    pub fn listen() -> Result<Self, SandboxError> {
-        Ok(Self(signal(SignalKind::terminate())?))
-    }
-
-    /// The result of `work`, unless it is interrupted.
-    ///
-    /// # Errors
-    /// Those of `work`, or [`SandboxError::Interrupted`].
-    pub async fn or<T, E: From<SandboxError>>(
-        mut self,
-        work: impl Future<Output = Result<T, E>>,
-    ) -> Result<T, E> {
-        tokio::select! {
-            result = work => result,
-            _ = self.0.recv() => Err(SandboxError::Interrupted.into()),
-            _ = tokio::signal::ctrl_c() => Err(SandboxError::Interrupted.into()),
-        }
+    /// If the directory cannot be removed.
+    pub fn remove(self) -> Result<(), SandboxError> {
+        let Self { redis, directory, link, .. } = self;
+        link.close();
+        drop(redis);
+        directory.remove()
     }
 }
 
@@ -291,17 +244,6 @@ impl Producer {
 pub struct Running {
     shutdown: Shutdown,
     task: tokio::task::JoinSet<Result<(), AppError>>,
-}
-
-impl Drop for Rig {
-    /// Acts only if [`Rig::remove`] was not called, such as after a panic: the server and its
-    /// directory must not remain.
-    fn drop(&mut self) {
-        if let Some(redis) = self.redis.take() {
-            let _ = std::process::Command::new("kill").arg(redis.pid().to_string()).status();
-            let _ = std::fs::remove_dir_all(&self.directory);
-        }
-    }
 }
 
 impl Drop for Running {
@@ -476,3 +418,6 @@ impl Meter {
         self.next.iter().map(|next| u64::from(next.load(Ordering::Relaxed))).sum()
     }
 }
+
+#[cfg(test)]
+mod tests;

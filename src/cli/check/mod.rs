@@ -23,7 +23,8 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use super::error::{CliError, Exit};
+use super::error::CliError;
+use super::exit::Exit;
 use super::output::{Output, Table, Tone, count, duration, plain};
 use crate::clock::millis;
 use crate::config::{Config, ConfigError};

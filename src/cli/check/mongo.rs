@@ -12,12 +12,13 @@ use crate::config::{Config, PipelineConfig};
 use crate::formats::look_mongo;
 use crate::id::PipelineName;
 use crate::mongo::client::{Acknowledged, Mongo, MongoError, MongoInfo, Topology};
+use crate::mongo::private::data_of;
 
 const CHECK: &str = "mongodb";
 
 pub(super) async fn check(config: &Config) -> Vec<Finding> {
     let Some(url) = &config.mongodb.url else {
-        return vec![Finding::ok(CHECK, private(config).await)];
+        return vec![private(config).await];
     };
     let mongo = match Mongo::open(url, &config.mongodb.database).await {
         Ok(mongo) => mongo,
@@ -29,12 +30,12 @@ pub(super) async fn check(config: &Config) -> Vec<Finding> {
 }
 
 /// The finding without `mongodb.url`.
-async fn private(config: &Config) -> String {
+async fn private(config: &Config) -> Finding {
     let keeps = |(name, p): (&PipelineName, &PipelineConfig)| {
         (name.is(crate::counters::PIPELINE) || name.is(crate::automations::PIPELINE)) && p.enabled
     };
     if config.redis.url.is_some() || !config.pipelines.iter().any(keeps) {
-        return "not used (mongodb.url is empty)".to_owned();
+        return Finding::ok(CHECK, "not used (mongodb.url is empty)");
     }
     let program = config.mongodb.program.as_deref().unwrap_or(Path::new("mongod"));
     let mut asked = Command::new(program);
@@ -44,10 +45,24 @@ async fn private(config: &Config) -> String {
         Ok(mut child) => {
             // The program can be started. Its answer is irrelevant.
             let _ = tokio::time::timeout(ANSWER, child.wait()).await;
-            format!("a private one beside the private Redis: {program}")
+            Finding::ok(CHECK, format!("a private one beside the private Redis: {program}"))
         }
-        Err(error) => format!("not used: {program} cannot be started ({error})"),
+        Err(error) => without_program(&format!("{program} cannot be started ({error})"), config),
     }
+}
+
+/// The finding without a program that can be started.
+fn without_program(why: &str, config: &Config) -> Finding {
+    let Some(data) = data_of(&config.data_dir) else {
+        return Finding::ok(CHECK, format!("not used: {why}"));
+    };
+    Finding::fail(
+        CHECK,
+        format!("{why}, but {} holds data", data.display()),
+        "`fairlane serve` does not start without the counters and rules in it",
+        "install MongoDB, name its program in FAIRLANE_MONGOD, set mongodb.url, or set enabled = false in [pipelines.counters] and [pipelines.automations]",
+    )
+    .exits(Exit::Unavailable)
 }
 
 async fn ask(mongo: &Mongo, database: &str) -> Vec<Finding> {

@@ -70,7 +70,18 @@ async fn check_target(
             Finding::ok(check, format!("{shown} port {port} answers, with TLS"))
         }
         Ok(()) => Finding::ok(check, format!("{shown} port {port} answers")),
-        Err(problem) => away(format!("{shown} port {port}: {problem}"), "start the receiver"),
+        Err(problem) => away(format!("{shown} port {port}: {problem}"), remedy(&problem)),
+    }
+}
+
+/// What helps if no connection is made.
+fn remedy(problem: &str) -> &'static str {
+    if problem.contains("UnknownIssuer") {
+        "add its CA to the certificates of this machine (in a container: name a file with all CAs in SSL_CERT_FILE), and restart"
+    } else if problem.contains("invalid peer certificate") {
+        "give the receiver a valid certificate for this name"
+    } else {
+        "start the receiver"
     }
 }
 

@@ -15,12 +15,12 @@ use self::writer::Writer;
 use super::error::CliError;
 use super::output::{Output, duration};
 use super::session::Session;
-use super::signals::Signals;
 use crate::clock::millis;
 use crate::config::Config;
 use crate::id::{BotId, PipelineName};
 use crate::queue::{Follower, News, Outcome, Wanted};
 use crate::redis::RedisError;
+use crate::signals::Signals;
 
 /// Interval of looks. The processes write their attempts as often.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -63,7 +63,7 @@ pub(super) struct TailArgs {
 
 /// Follows attempts until a signal, or until nothing reads standard output.
 pub(super) async fn tail(config: Config, args: TailArgs) -> Result<(), CliError> {
-    let mut signals = Signals::listen()?;
+    let mut signals = Signals::listen().map_err(CliError::Signals)?;
     Session::briefly(config, async |session| {
         let writer = Writer::start()?;
         let mut tail = Tail::new(session, &args, &writer);

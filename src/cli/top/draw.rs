@@ -207,8 +207,8 @@ fn draw_pipelines(frame: &mut Frame<'_>, area: Rect, state: &State, theme: Theme
 
 fn pipeline_row(row: &PipelineRow, theme: Theme) -> Row<'_> {
     let (state, style) = match row.state {
+        _ if row.is_paused => ("paused", theme.warning()),
         PipelineState::Enabled => ("running", theme.good()),
-        PipelineState::Paused => ("paused", theme.warning()),
         state => (state.text(), Style::new()),
     };
     let failing = match row.failing {

@@ -30,9 +30,9 @@ use self::screen::Screen;
 use self::state::State;
 use super::error::CliError;
 use super::session::Session;
-use super::signals::Signals;
 use crate::clock::{Clock as _, SystemClock, millis};
 use crate::config::Config;
+use crate::signals::Signals;
 use crate::telemetry;
 
 /// Interval of drawing without news: ages grow.
@@ -70,13 +70,13 @@ pub(super) async fn top(config: Config, args: TopArgs) -> Result<(), CliError> {
     if !io::stdout().is_terminal() {
         return Err(CliError::NoTerminal);
     }
-    let mut signals = Signals::listen()?;
+    let mut signals = Signals::listen().map_err(CliError::Signals)?;
     Session::briefly(config, async |session| {
         let (commands, for_actor) = mpsc::channel(COMMANDS);
         let (told, mut answers) = mpsc::channel(COMMANDS);
         let (reader, mut readings) = Reader::new(session, args.interval);
         let wishes = reader.wishes();
-        let mut state = State::new(!telemetry::no_colour());
+        let mut state = State::new(!telemetry::no_colour(), args.interval);
         let look = async {
             let mut screen = Screen::open()?;
             let mut events = EventStream::new();

@@ -25,6 +25,8 @@ pub(super) struct Snapshot {
 pub(super) struct PipelineRow {
     pub(super) name: PipelineName,
     pub(super) state: PipelineState,
+    /// An operator has paused it, also if this configuration lacks or disables it.
+    pub(super) is_paused: bool,
     pub(super) depth: u64,
     pub(super) in_rate: f64,
     pub(super) out_rate: f64,
@@ -62,6 +64,7 @@ impl Snapshot {
         let row = |facts: &PipelineFacts| PipelineRow {
             name: facts.name.clone(),
             state: facts.state,
+            is_paused: facts.view.stopped,
             depth: facts.view.depth,
             in_rate: facts.pace.queued_per_second,
             out_rate: facts.pace.settled_per_second,

@@ -1,14 +1,17 @@
 //! What the view shows: the last reading, and what the operator has chosen.
 
+use std::time::Duration;
+
 use super::read::Reading;
 use super::rows::{BotRow, PipelineRow, Snapshot};
+use crate::clock::millis;
 use crate::id::{BotId, PipelineName};
-use crate::problems::{Finding, PipelineState};
+use crate::problems::Finding;
 use crate::queue::BotState;
 
 /// A message at the bottom is shown for this time, ms.
 const MESSAGE_MS: u64 = 8_000;
-/// Figures above this age are marked as old, ms.
+/// Figures are not marked as old before this age, ms.
 const OLD_MS: u64 = 10_000;
 
 /// A part of the screen.
@@ -115,6 +118,8 @@ impl<K: PartialEq> Cursor<K> {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) colour: bool,
+    /// Figures of this age are marked as old, ms.
+    old_from_ms: u64,
     /// The last figures.
     pub(super) shown: Option<Snapshot>,
     /// Why Redis does not answer.
@@ -137,8 +142,9 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(colour: bool) -> Self {
-        Self { colour, ..Self::default() }
+    /// `interval`: the time between two readings.
+    pub(super) fn new(colour: bool, interval: Duration) -> Self {
+        Self { colour, old_from_ms: OLD_MS.max(millis(2 * interval)), ..Self::default() }
     }
 
     /// Takes a reading. Without one, the last figures stay.
@@ -174,7 +180,7 @@ impl State {
     /// The age of the figures, ms, if they are old.
     pub(super) fn old_ms(&self, now_ms: u64) -> Option<u64> {
         let age = now_ms.saturating_sub(self.shown.as_ref()?.time_ms);
-        (self.silent.is_some() || age >= OLD_MS).then_some(age)
+        (self.silent.is_some() || age >= self.old_from_ms).then_some(age)
     }
 
     pub(super) fn wanted(&self) -> Wanted {
@@ -275,7 +281,7 @@ impl State {
         match self.pane {
             Pane::Pipelines => {
                 let row = self.pipelines()[self.selected_pipeline()?];
-                let pause = row.state != PipelineState::Paused;
+                let pause = !row.is_paused;
                 Some(Command { pause, pipeline: row.name.clone(), bot: None })
             }
             Pane::Bots => {

@@ -22,6 +22,7 @@ fn pipeline(name: &str, depth: u64) -> PipelineRow {
     PipelineRow {
         name: PipelineName::parse(name).unwrap(),
         state: PipelineState::Enabled,
+        is_paused: false,
         depth,
         in_rate: 12.0,
         out_rate: 3.25,
@@ -51,7 +52,8 @@ fn failing(row: BotRow, reason: &str) -> BotRow {
 fn snapshot() -> Snapshot {
     let orders =
         PipelineRow { failing: 1, severity: Some(Severity::Critical), ..pipeline("orders", 1_234) };
-    let tags = PipelineRow { state: PipelineState::Paused, ..pipeline("tags", 9) };
+    let state = PipelineState::Paused;
+    let tags = PipelineRow { state, is_paused: true, ..pipeline("tags", 9) };
     Snapshot {
         time_ms: NOW,
         target: "redis.sock".to_owned(),
@@ -66,7 +68,7 @@ fn snapshot() -> Snapshot {
 }
 
 fn with(snapshot: Snapshot) -> State {
-    let mut state = State::new(true);
+    let mut state = State::new(true, Duration::from_secs(2));
     state.take(Ok(snapshot));
     state
 }
@@ -183,6 +185,18 @@ fn pausing_asks_first_and_a_paused_pipeline_is_resumed() {
 }
 
 #[test]
+fn a_paused_pipeline_without_an_enabled_section_here_is_shown_as_paused_and_resumed() {
+    for state in [PipelineState::Disabled, PipelineState::Unconfigured] {
+        let billing = PipelineRow { state, is_paused: true, ..pipeline("billing", 3) };
+        let mut state = with(Snapshot { pipelines: vec![billing], ..snapshot() });
+        let shown = lines(&state);
+        assert!(shown[place(&shown, "billing")].contains("paused"), "{shown:#?}");
+        press(&mut state, KeyCode::Char('p'));
+        assert!(has(&lines(&state), "Resume pipeline billing? y/n"));
+    }
+}
+
+#[test]
 fn the_selected_bot_is_paused_in_its_pipeline() {
     let mut state = with(snapshot());
     press(&mut state, KeyCode::Tab);
@@ -255,6 +269,19 @@ fn without_an_answer_of_redis_the_last_figures_stay_and_are_marked_as_old() {
 }
 
 #[test]
+fn figures_are_old_after_twice_the_interval_of_reading_and_not_before_ten_seconds() {
+    for (interval, fresh, old) in [(2, 9, 10), (30, 59, 60)] {
+        let mut state = State::new(true, Duration::from_secs(interval));
+        state.take(Ok(snapshot()));
+        let is_slow = |age: u64| {
+            let shown = lines_of(&drawn_at(&state, 80, 24, NOW + age * 1_000));
+            shown[0].contains("Redis is slow")
+        };
+        assert_eq!((is_slow(fresh), is_slow(old)), (false, true), "{interval}");
+    }
+}
+
+#[test]
 fn no_text_from_outside_controls_the_terminal() {
     let mut hostile = snapshot();
     hostile.bots = vec![failing(bot("orders", "shop-1", 1), "\u{1b}[2Jgone\n")];
@@ -270,7 +297,7 @@ fn no_text_from_outside_controls_the_terminal() {
 
 #[test]
 fn before_the_first_answer_the_view_says_so() {
-    let mut state = State::new(true);
+    let mut state = State::new(true, Duration::from_secs(2));
     assert!(has(&lines(&state), "reading…"));
     assert!(!has(&lines(&state), "nothing is wrong"));
     state.take(Err("gone".to_owned()));

@@ -157,7 +157,8 @@ fn an_unavailable_redis_exits_69_and_the_message_names_the_setting() {
     let dir = tempfile::tempdir().unwrap();
     let config = "[redis]\nurl = \"redis://:secret@127.0.0.1:1\"\n[pipelines.log]\nhandler = \"log\"\nevents = [\"*\"]\n";
     std::fs::write(dir.path().join("fairlane.toml"), config).unwrap();
-    let cases: [&[&str]; 6] = [
+    let cases: [&[&str]; 7] = [
+        &["serve"],
         &["status"],
         &["publish"],
         &["pipelines", "list"],
@@ -215,6 +216,10 @@ async fn a_full_redis_stops_publishing_and_the_accepted_events_are_the_first_one
     assert_eq!(last[0].1[0].1, line(length - 1), "without a gap");
     let said = format!("{length} events were accepted (up to line {length})");
     assert!(ran.err.contains(&said), "{said}: {}", ran.err);
+
+    let ran = place.run(&["generate", "--seconds", "60"]);
+    assert_eq!(ran.code, 69, "{ran:?}");
+    assert!(ran.err.contains("raise maxmemory") && ran.err.contains(" accepted"), "{}", ran.err);
     place.stop().await;
 }
 
@@ -222,9 +227,12 @@ async fn a_full_redis_stops_publishing_and_the_accepted_events_are_the_first_one
 async fn a_key_that_is_no_stream_takes_no_events_and_fails_the_check() {
     let place = Installation::new().await;
     place.redis(&["SET", "fairlane:events", "1"]).await;
-    let ran = run_in(place.dir.path(), &["publish"], &line(1));
-    assert_eq!(ran.code, 1, "{ran:?}");
-    assert!(ran.err.contains("WRONGTYPE") && ran.err.contains("no event was accepted"), "{ran:?}");
+    for command in ["publish", "generate"] {
+        let ran = run_in(place.dir.path(), &[command], &line(1));
+        assert_eq!(ran.code, 1, "{ran:?}");
+        let said = ran.err.contains("WRONGTYPE") && ran.err.contains("no event was accepted");
+        assert!(said, "{ran:?}");
+    }
 
     let ran = place.run(&["check"]);
     assert_eq!(ran.code, 1, "{ran:?}");

@@ -1,9 +1,11 @@
 //! `fairlane serve` and `fairlane demo`, started as a user starts them.
 
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use crate::support::process::signal;
 use crate::support::wait::holds_within;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fairlane");
@@ -88,4 +90,112 @@ fn a_demo_whose_output_is_not_read_ends_well_and_leaves_nothing() {
     assert!(ended.status.success(), "{said}");
     let left = std::fs::read_dir(temporary.path()).expect("the directory").count();
     assert_eq!(left, 0, "{said}");
+}
+
+/// A directory whose path is short enough for the socket of a private Redis.
+fn short_directory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/tmp").expect("a directory")
+}
+
+/// Starts a demo that would run for a minute, with its files under `temporary`.
+fn demo(temporary: &Path) -> Command {
+    // Tests under nohup would pass their ignored SIGHUP on. Its whole path, because a test sets PATH.
+    let mut demo = Command::new("/usr/bin/env");
+    if cfg!(target_os = "linux") {
+        demo.arg("--default-signal=HUP");
+    }
+    demo.arg(PROGRAM)
+        .args(["demo", "--seconds", "60", "--bots", "100", "--rate", "500"])
+        .env("TMPDIR", temporary)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    demo
+}
+
+/// Waits for the end of a demo, which must leave neither files nor processes.
+fn ended(demo: Child, temporary: &Path) -> (Output, String) {
+    let ended = demo.wait_with_output().expect("it ends");
+    let said = [&ended.stdout[..], &ended.stderr[..]].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    let left = std::fs::read_dir(temporary).expect("the directory").count();
+    assert_eq!(left, 0, "{said}");
+    let name = temporary.file_name().expect("a name").to_string_lossy();
+    let running = || {
+        let all = Command::new("ps").args(["-A", "-ww", "-o", "args="]).output().expect("ps runs");
+        String::from_utf8_lossy(&all.stdout).contains(&*name)
+    };
+    assert!(holds_within(Duration::from_secs(30), || !running()), "a process runs on: {said}");
+    (ended, said)
+}
+
+#[test]
+fn a_demo_whose_terminal_is_closed_tells_its_results_and_leaves_nothing() {
+    let temporary = short_directory();
+    let mut child = demo(temporary.path()).spawn().expect("fairlane starts");
+    let mut output = BufReader::new(child.stdout.take().expect("it is piped"));
+    let mut said = String::new();
+    while !said.contains("Stop early") {
+        assert!(output.read_line(&mut said).expect("a line") > 0, "it ended: {said}");
+    }
+    signal(child.id(), "HUP");
+    output.read_to_string(&mut said).expect("the rest of its output");
+    let (ended, errors) = ended(child, temporary.path());
+    assert!(ended.status.success(), "{said}{errors}");
+    assert!(said.contains("\nStopped early: the other events were not handled."), "{said}");
+}
+
+#[test]
+fn a_demo_that_is_interrupted_while_it_starts_leaves_nothing() {
+    let temporary = short_directory();
+    let child = demo(temporary.path()).spawn().expect("fairlane starts");
+    let started = || std::fs::read_dir(temporary.path()).expect("the directory").count() > 0;
+    assert!(holds_within(Duration::from_secs(30), started), "it does not start");
+    signal(child.id(), "INT");
+    let (ended, said) = ended(child, temporary.path());
+    assert!(ended.status.success(), "{said}");
+    assert!(said.contains("Stopped early"), "{said}");
+}
+
+#[test]
+fn a_demo_without_redis_server_names_the_package_and_leaves_nothing() {
+    let (temporary, programs) = (short_directory(), short_directory());
+    let child = demo(temporary.path()).env("PATH", programs.path()).spawn();
+    let (ended, said) = ended(child.expect("fairlane starts"), temporary.path());
+    assert_eq!(ended.status.code(), Some(69), "{said}");
+    assert!(said.ends_with("; install the package redis-server (7.0 or newer)\n"), "{said}");
+}
+
+#[test]
+fn a_demo_under_nohup_outlives_its_terminal() {
+    let temporary = short_directory();
+    let demo = ["demo", "--seconds", "3", "--bots", "100", "--rate", "500"];
+    let mut child = Command::new("nohup")
+        .arg(PROGRAM)
+        .args(demo)
+        .env("TMPDIR", temporary.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("fairlane starts");
+    let mut output = BufReader::new(child.stdout.take().expect("it is piped"));
+    let mut said = String::new();
+    while !said.contains("Stop early") {
+        assert!(output.read_line(&mut said).expect("a line") > 0, "it ended: {said}");
+    }
+    signal(child.id(), "HUP");
+    output.read_to_string(&mut said).expect("the rest of its output");
+    let (ended, errors) = ended(child, temporary.path());
+    assert!(ended.status.success(), "{said}{errors}");
+    assert!(said.contains("\nLost: 0. "), "{said}");
+}
+
+#[test]
+fn a_demo_without_a_directory_for_its_files_ends_as_with_a_wrong_setting() {
+    let temporary = short_directory();
+    let missing = temporary.path().join("no-directory");
+    std::fs::write(&missing, "").expect("a file");
+    let ended = demo(&missing).output().expect("fairlane starts");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(64), "{said}");
+    assert!(said.ends_with("; set TMPDIR to another directory\n"), "{said}");
 }

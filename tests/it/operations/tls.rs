@@ -6,6 +6,7 @@ use fairlane::app::App;
 use fairlane::config::Config;
 
 use crate::support::bus::{add, event};
+use crate::support::cli::run_in;
 use crate::support::cluster::Cluster;
 use crate::support::config::{STREAM, config};
 use crate::support::instance::Instance;
@@ -32,7 +33,8 @@ fn arguments(papers: &Papers, clients: &str) -> Vec<String> {
     .collect()
 }
 
-fn server(papers: &Papers, clients: &str) -> RedisServer {
+/// A Redis that also speaks TLS.
+pub(super) fn server(papers: &Papers, clients: &str) -> RedisServer {
     let mut arguments = arguments(papers, clients);
     arguments.extend(["--tls-port".to_owned(), "{tls}".to_owned()]);
     RedisServer::start_with(Options { tcp: true, ..Options::default() }, &arguments)
@@ -71,6 +73,23 @@ async fn a_whole_instance_speaks_tls_and_shows_its_certificate_where_redis_asks(
     handles(&server, &config(&server, "test", &settings)).await;
     let error = refusal(&config(&server, "test", &trusting)).await;
     assert!(error.contains("redis.cert_file"), "{error}");
+}
+
+#[test]
+fn a_key_that_does_not_belong_to_the_certificate_is_a_mistake_in_the_configuration() {
+    let (papers, others) = (Papers::new(), Papers::new());
+    let directory = tempfile::tempdir().unwrap();
+    let (cert, key) = (papers.file("cert"), others.file("key"));
+    let text = format!("[redis]\nurl = \"rediss://h\"\ncert_file = {cert}\nkey_file = {key}\n");
+    std::fs::write(directory.path().join("fairlane.toml"), text).unwrap();
+    let ran = run_in(directory.path(), &["status"], "");
+    assert_eq!(ran.code, 64, "{ran:?}");
+    let key = others.path("key");
+    let said = format!(
+        "fairlane.toml:4: redis.key_file names {}, which does not belong to redis.cert_file",
+        key.display()
+    );
+    assert!(ran.err.contains(&said), "{ran:?}");
 }
 
 #[tokio::test]

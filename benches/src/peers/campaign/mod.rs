@@ -120,7 +120,7 @@ pub(super) async fn run(
     programs: Option<&Path>,
     watch: impl FnMut(u64),
 ) -> Result<Survived, BenchError> {
-    let interrupt = Interrupt::listen()?;
+    let mut interrupt = Interrupt::listen()?;
     let plan = plan::plan(seed, length, world::PROCESSES, 0, &KINDS);
     // Dropped after all processes, and removed with all histories.
     let directory = tempfile::Builder::new().prefix("fairlane-peers-").tempdir()?;

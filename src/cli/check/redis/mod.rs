@@ -30,7 +30,7 @@ const NODES_AT_ONCE: usize = 8;
 const CLIENTS_PERCENT: u64 = 90;
 
 pub(super) async fn check(config: &Config) -> Vec<Finding> {
-    let redis = match Redis::open(config).await {
+    let redis = match Redis::open(ANSWER, config).await {
         Ok(redis) => redis,
         Err(error) => {
             let exit = error.exit();
@@ -112,8 +112,7 @@ async fn check_data(config: &Config, server: &Server) -> Vec<Finding> {
 }
 
 async fn check_pipelines(config: &Config, server: &Server) -> Finding {
-    let processes = async { presence::look(server.link(), server.time().await?).await };
-    match tokio::try_join!(server.pipelines(), processes) {
+    match tokio::try_join!(server.pipelines(), presence::processes(server.link())) {
         Ok((known, processes)) => check_known(config, &known, &processes),
         Err(error) => refused("data", &error),
     }
@@ -235,20 +234,28 @@ fn check_durability(
     info: &ServerInfo,
     fsync: Result<Option<String>, RedisError>,
 ) -> Finding {
-    if !info.append_only {
-        return Finding::warn(
-            check,
-            "appendonly is off",
-            "a restart of Redis loses what is queued",
-            "CONFIG SET appendonly yes, and in redis.conf",
-        );
-    }
     if !info.append_ok {
         return Finding::fail(
             check,
             "the append-only file cannot be written",
             "Redis refuses new events",
             "free space on its disk, and check its log",
+        );
+    }
+    if !info.snapshot_ok {
+        return Finding::warn(
+            check,
+            "the last snapshot (BGSAVE) failed",
+            "with a `save` setting, Redis refuses events until one succeeds",
+            "free space on its disk, and check its log; then: redis-cli BGSAVE",
+        );
+    }
+    if !info.append_only {
+        return Finding::warn(
+            check,
+            "appendonly is off",
+            "a restart of Redis loses what is queued",
+            "CONFIG SET appendonly yes, and in redis.conf",
         );
     }
     match fsync.ok().flatten().as_deref() {

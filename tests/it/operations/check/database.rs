@@ -70,6 +70,14 @@ async fn the_database_of_the_counters_is_told() {
     place.run_with(&[], &[("FAIRLANE_MONGOD", "/nowhere/mongod")]).expect(0, &[counts, missing]);
     let there = "ok mongodb a private one beside the private Redis: /bin/true";
     place.run_with(&[], &[("FAIRLANE_MONGOD", "/bin/true")]).expect(0, &[counts, there]);
+    let data = place.0.path().join("fairlane-data/mongodb/data");
+    std::fs::create_dir_all(&data).unwrap();
+    place.run_with(&[], &[("FAIRLANE_MONGOD", "/nowhere/mongod")]).expect(0, &[missing]);
+    std::fs::write(data.join("journal"), "").unwrap();
+    let stranded = place.run_with(&[], &[("FAIRLANE_MONGOD", "/nowhere/mongod")]);
+    stranded.expect(69, &["fail mongodb /nowhere/mongod cannot be started (No such file"]);
+    assert!(stranded.out.contains("fairlane-data/mongodb/data holds data"), "{}", stranded.out);
+    place.run_with(&[], &[("FAIRLANE_MONGOD", "/bin/true")]).expect(0, &[there]);
 
     let url = format!("mongodb://127.0.0.1:{}", free_port());
     let away = check(&redis, &[("mongodb.url", &format!("{url:?}"))]);

@@ -3,8 +3,10 @@
 use std::io::Read as _;
 use std::net::{Ipv4Addr, TcpListener};
 
+use super::super::tls;
 use super::{Ran, check, redis};
 use crate::support::mongo::free_port;
+use crate::support::papers::Papers;
 use crate::support::redis::RedisServer;
 
 /// The settings of an additional push pipeline.
@@ -74,4 +76,23 @@ async fn a_target_that_cannot_be_reached_is_explained() {
     let no_tls = check_push(&redis, &format!("https://{plain}/"), "[]");
     let found = format!("fail target of shop {} port {}: ", plain.ip(), plain.port());
     no_tls.expect(69, &[&found]);
+}
+
+#[tokio::test]
+async fn a_target_with_a_certificate_of_an_unknown_authority_needs_that_authority() {
+    let (redis, papers) = (redis(), Papers::new());
+    // Any server that speaks TLS.
+    let receiver = tls::server(&papers, "no");
+    let port = receiver.tls_port();
+    let ran = check_push(&redis, &format!("https://127.0.0.1:{port}/"), "[]");
+    let found = format!(
+        "fail target of shop 127.0.0.1 port {port}: invalid peer certificate: UnknownIssuer"
+    );
+    ran.expect(
+        69,
+        &[
+            &found,
+            "the pipeline's bots wait until it can be reached; add its CA to the certificates of this machine (in a container: name a file with all CAs in SSL_CERT_FILE), and restart, or correct pipelines.shop.url",
+        ],
+    );
 }
