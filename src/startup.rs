@@ -28,6 +28,7 @@ use crate::fanout::FanoutError;
 use crate::fanout::starts::{self, Starts};
 use crate::id::PipelineName;
 use crate::lifecycle::Shutdown;
+use crate::presence::Registration;
 use crate::queue::Queue;
 use crate::redis::{Link, RedisError, keys};
 use crate::telemetry::OncePerMinute;
@@ -113,7 +114,12 @@ fn in_words(cause: &BusError) -> &'static str {
         BusError::Redis(cause) if cause.is_full() => {
             ": Redis is full; raise its maxmemory, or let the queues be drained"
         }
-        BusError::Redis(cause) if cause.is_passing() => ": Redis is unavailable",
+        // One that runs may refuse for a while: its disk is full, or it is a replica.
+        BusError::Redis(cause)
+            if cause.is_passing() && !matches!(cause, RedisError::Refused { .. }) =>
+        {
+            ": Redis is unavailable"
+        }
         BusError::Redis(_) => ": Redis refuses; the log has the reason",
         cause if cause.is_passing() => ": the bus is unavailable",
         _ => ": the bus refuses; the log has the reason",
@@ -135,8 +141,8 @@ pub(crate) struct Start {
     pub(crate) starts: Arc<Starts>,
     pub(crate) link: Arc<Link>,
     pub(crate) clock: SharedClock,
-    /// Becomes true once the other processes know of this one.
-    pub(crate) heard: watch::Receiver<bool>,
+    /// Whether the other processes know of this one.
+    pub(crate) heard: watch::Receiver<Registration>,
 }
 
 impl Start {
@@ -183,7 +189,9 @@ impl Start {
                     }
                 }
                 Err(Pending { what, cause }) => {
-                    if let Some(suppressed) = logged.take() {
+                    // The reason is known in a moment.
+                    let is_told = cause.is_some() || began.elapsed() > BUS;
+                    if is_told && let Some(suppressed) = logged.take() {
                         let error = cause.as_ref().map(tracing::field::display);
                         warn!(what, error, suppressed, "not ready yet; retrying");
                     }
@@ -202,12 +210,11 @@ impl Start {
 
     /// Makes all steps. Returns which new pipelines have no start yet, if the process must not wait for them.
     async fn round(&mut self, began: Instant) -> Result<Vec<String>, Pending> {
-        if !*self.heard.borrow() {
-            let heard = tokio::time::timeout(RETRY, self.heard.wait_for(|heard| *heard)).await;
-            if !matches!(heard, Ok(Ok(_))) {
-                let what = "this process is not registered in Redis yet".to_owned();
-                return Err(Pending { what, cause: None });
-            }
+        let heard = tokio::time::timeout(RETRY, self.heard.wait_for(Registration::is_done));
+        if !matches!(heard.await, Ok(Ok(_))) {
+            let what = "this process is not registered in Redis yet".to_owned();
+            let cause = self.heard.borrow().failure().cloned().map(BusError::from);
+            return Err(Pending { what, cause });
         }
         let pending =
             |what: String| |error: RedisError| Pending { what, cause: Some(error.into()) };
@@ -320,5 +327,30 @@ impl Start {
             return Ok(());
         }
         self.link.run_checked("HSETNX", &pipe).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_redis_that_runs_and_refuses_is_not_called_unavailable() {
+        let target = || "127.0.0.1:6379".to_owned();
+        let refused = |message: &str| {
+            let message = message.to_owned();
+            RedisError::Refused { target: target(), command: "beat", message }
+        };
+        let source = std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into();
+        for (error, words) in [
+            (refused("MISCONF Errors writing to the AOF file"), "the log has the reason"),
+            (refused("READONLY You can't write against a replica"), "the log has the reason"),
+            (refused("NOPERM No permissions to access a key"), "the log has the reason"),
+            (refused("OOM command not allowed"), "Redis is full"),
+            (RedisError::Connect { target: target(), source }, "Redis is unavailable"),
+        ] {
+            let said = in_words(&error.into());
+            assert!(said.contains(words), "{said}");
+        }
     }
 }

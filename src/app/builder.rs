@@ -157,8 +157,8 @@ impl Builder {
     }
 
     /// The MongoDB at `mongodb.url`, or a private one beside a private Redis, if this machine has its
-    /// program. With a shared Redis there is no private MongoDB, because every process would keep
-    /// separate counters.
+    /// program. Without the program, data of an earlier start is an error. With a shared Redis there is
+    /// no private MongoDB, because every process would keep separate counters.
     async fn mongo(&self, private: &mut Private) -> Result<Result<Mongo, String>, AppError> {
         let config = &self.config;
         let database = &config.mongodb.database;

@@ -25,10 +25,17 @@ const MONGO: Duration = Duration::from_secs(1);
 pub(super) struct Formats {
     all: Vec<&'static Format>,
     clock: SharedClock,
-    /// Whether MongoDB has been asked for its marks, and has those of this version.
+    /// Whether MongoDB has the marks of this version.
     mongo_is_marked: bool,
     /// Why the instance ends.
     refused: Arc<OnceLock<TooNew>>,
+}
+
+/// The marks of data that this version reads.
+pub(super) struct Accepted {
+    redis: Marks,
+    /// Those in MongoDB; `None`: there are no documents, or it did not answer.
+    documents: Option<Marks>,
 }
 
 impl Formats {
@@ -43,44 +50,59 @@ impl Formats {
         self.all.iter().copied()
     }
 
-    /// Refuses data of a later version. Returns the marks in Redis.
+    /// Whether the data includes documents in MongoDB.
+    fn has_documents(&self) -> bool {
+        self.all().any(|format| format.documents)
+    }
+
+    /// Refuses data of a later version. Changes nothing.
     pub(super) async fn accept(
-        &mut self,
+        &self,
         link: &Link,
         mongo: Option<&Mongo>,
-    ) -> Result<Marks, AppError> {
-        let marks = formats::look(link).await?;
-        marks.accept(self.all(), &formats::place(link.prefix()))?;
-        let Some(mongo) = mongo else { return Ok(marks) };
-        let asked = tokio::time::timeout(MONGO, self.mark_mongo(mongo)).await;
-        self.mongo_is_marked = asked.unwrap_or(Ok(false))?;
-        Ok(marks)
+    ) -> Result<Accepted, AppError> {
+        let redis = formats::look(link).await?;
+        redis.accept(self.all(), &formats::place(link.prefix()))?;
+        let documents = match mongo.filter(|_| self.has_documents()) {
+            Some(mongo) => {
+                let asked = tokio::time::timeout(MONGO, self.accept_mongo(mongo)).await;
+                asked.unwrap_or(Ok(None))?
+            }
+            None => None,
+        };
+        Ok(Accepted { redis, documents })
     }
 
-    /// Marks the data in Redis. A full Redis is marked later.
-    pub(super) async fn mark(&self, link: &Link, marks: &Marks) {
-        if let Err(error) = formats::mark(link, marks, &self.all, &self.clock).await {
+    /// Marks the data. A full Redis, and a MongoDB that does not answer, are marked later.
+    pub(super) async fn mark(&mut self, link: &Link, mongo: Option<&Mongo>, found: &Accepted) {
+        if let Err(error) = formats::mark(link, &found.redis, &self.all, &self.clock).await {
             warn!(%error, "cannot mark the data in Redis with its formats; retrying");
         }
+        if let (Some(mongo), Some(marks)) = (mongo, &found.documents) {
+            let marked = tokio::time::timeout(MONGO, self.mark_mongo(mongo, marks)).await;
+            self.mongo_is_marked = marked.unwrap_or(false);
+        }
     }
 
-    /// Refuses documents of a later version, or marks them. Returns whether they are marked.
-    async fn mark_mongo(&self, mongo: &Mongo) -> Result<bool, TooNew> {
-        if !self.all().any(|format| format.documents) {
-            return Ok(true);
-        }
-        let marked = async {
-            let marks = formats::look_mongo(mongo, ANSWER_TIMEOUT).await?;
-            if let Err(refused) = marks.accept(self.all(), &place(mongo)) {
-                return Ok(Err(refused));
+    /// Refuses documents of a later version. Returns their marks; `None`: MongoDB does not answer.
+    async fn accept_mongo(&self, mongo: &Mongo) -> Result<Option<Marks>, TooNew> {
+        match formats::look_mongo(mongo, ANSWER_TIMEOUT).await {
+            Ok(marks) => marks.accept(self.all(), &place(mongo)).map(|()| Some(marks)),
+            Err(error) => {
+                debug!(%error, "cannot read the formats of the documents in MongoDB; retrying");
+                Ok(None)
             }
-            formats::mark_mongo(mongo, &marks, &self.all, &self.clock, ANSWER_TIMEOUT).await?;
-            Ok::<_, crate::mongo::client::MongoError>(Ok(true))
-        };
-        marked.await.unwrap_or_else(|error| {
-            debug!(%error, "cannot read the formats of the documents in MongoDB; retrying");
-            Ok(false)
-        })
+        }
+    }
+
+    /// Adds the missing marks of the documents. Returns whether they are marked.
+    async fn mark_mongo(&self, mongo: &Mongo, marks: &Marks) -> bool {
+        let (all, clock) = (&self.all, &self.clock);
+        let marked = formats::mark_mongo(mongo, marks, all, clock, ANSWER_TIMEOUT).await;
+        if let Err(error) = &marked {
+            debug!(%error, "cannot mark the documents in MongoDB with their formats; retrying");
+        }
+        marked.is_ok()
     }
 
     /// Keeps the marks of this version in the data, until the soft stop. Stops the instance if
@@ -91,10 +113,11 @@ impl Formats {
         mongo: Option<Mongo>,
         shutdown: &Shutdown,
     ) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let mongo = mongo.filter(|_| self.has_documents());
         let mut known = Self {
             all: self.all.clone(),
             clock: Arc::clone(&self.clock),
-            mongo_is_marked: self.mongo_is_marked || mongo.is_none(),
+            mongo_is_marked: self.mongo_is_marked,
             refused: Arc::clone(&self.refused),
         };
         let shutdown = shutdown.clone();
@@ -117,8 +140,11 @@ impl Formats {
                     Err(error) => debug!(%error, "cannot keep the formats of the data in Redis"),
                 }
                 if let (false, Some(mongo)) = (known.mongo_is_marked, &mongo) {
-                    match known.mark_mongo(mongo).await {
-                        Ok(marked) => known.mongo_is_marked = marked,
+                    match known.accept_mongo(mongo).await {
+                        Ok(None) => {}
+                        Ok(Some(marks)) => {
+                            known.mongo_is_marked = known.mark_mongo(mongo, &marks).await;
+                        }
                         Err(error) => {
                             error!(%error, "stopping");
                             let _ = known.refused.set(error);

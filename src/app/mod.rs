@@ -206,9 +206,8 @@ impl App {
         };
         let mut formats = Formats::new(&products, &plans, &clock);
         let mongo = needs.mongo.as_ref().ok();
-        let marks = reach::again(async || formats.accept(&links.admin, mongo).await).await?;
+        let accepted = reach::again(async || formats.accept(&links.admin, mongo).await).await?;
         let signing_key = reach::again(async || register(&links.admin, &config).await).await?;
-        formats.mark(&links.admin, &marks).await;
         if let Err(error) = memory::observe(&links.admin, &needs.quotas).await {
             debug!(%error, "cannot ask Redis for its memory; asking again");
         }
@@ -240,6 +239,8 @@ impl App {
             Some(source) => Backlog::new(Arc::clone(&links.prompt), source.only_log().as_deref()),
         };
         services.offer(Arc::clone(&backlog));
+        // Not before: an earlier version refuses marked data, also after a start that was refused.
+        formats.mark(&links.admin, mongo, &accepted).await;
         let site = Site {
             config,
             roles,

@@ -28,7 +28,9 @@ const HANDOVER: Duration = Duration::from_secs(6);
 /// Interval of looking for changes of files that settings name: tokens, secrets, certificates.
 const LOOK: Duration = Duration::from_secs(5);
 /// When a change of these files is tried again that could not be applied: a store may have been down.
-const AGAIN: Duration = Duration::from_secs(60);
+const AGAIN_FIRST: Duration = Duration::from_secs(10);
+/// The pause doubles with each try, up to this.
+const AGAIN_LAST: Duration = Duration::from_secs(60);
 const PANICKED: &str =
     "it made the program panic; the log has the message and the place in the code";
 /// How long a new instance may take to be ready.
@@ -46,13 +48,21 @@ pub(crate) struct Relay<L, B> {
     known: Known,
     /// What the last look found.
     looked: Stamps,
-    /// What could not be applied, and when.
-    failed: Option<(Stamps, Instant)>,
+    /// What could not be applied.
+    failed: Option<Failed>,
     /// Whether the Redis of the current instance is private.
     is_private: bool,
     current: Runner,
     /// All instances that have not ended. Each tells whether it was the current one, by its number.
     running: Running,
+}
+
+/// A change of files that could not be applied.
+struct Failed {
+    files: Stamps,
+    at: Instant,
+    /// How long it is not tried again.
+    pause: Duration,
 }
 
 /// Instances by their numbers.
@@ -156,16 +166,16 @@ where
                     {
                         continue;
                     }
-                    let failed = |(files, at): &(Stamps, Instant)| {
-                        *files == now && at.elapsed() < AGAIN
-                    };
-                    if self.failed.as_ref().is_some_and(failed) {
+                    let failed = self.failed.as_ref().filter(|failed| failed.files == now);
+                    if failed.is_some_and(|failed| failed.at.elapsed() < failed.pause) {
                         continue;
                     }
+                    let pause =
+                        failed.map_or(AGAIN_FIRST, |failed| AGAIN_LAST.min(2 * failed.pause));
                     info!("a file that the configuration names has changed");
                     if let Err(error) = self.reload().await {
-                        error!(%error, again_in = ?AGAIN, "nothing is reloaded");
-                        self.failed = Some((now, Instant::now()));
+                        error!(%error, again_in = ?pause, "nothing is reloaded");
+                        self.failed = Some(Failed { files: now, at: Instant::now(), pause });
                     }
                 }
             }

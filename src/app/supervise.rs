@@ -70,7 +70,7 @@ async fn redis(private: &mut PrivateRedis, config: &Config, link: &Link, shutdow
         let answers = tokio::select! {
             biased;
             () = shutdown.soft.cancelled() => return,
-            answer = link.command("PING", redis::cmd("PING")) => answer.is_ok(),
+            answer = link.ping() => answer.is_ok(),
         };
         if answers {
             if let Some(Recovered { lasted, .. }) = outage.succeeded() {

@@ -34,6 +34,7 @@ pub(crate) mod part;
 pub mod profile;
 pub mod queue;
 mod recent;
+mod room;
 pub mod rule;
 pub(crate) mod stats;
 pub mod store;

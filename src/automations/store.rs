@@ -8,6 +8,7 @@
 //! | `name`, `on`, `filter`, `enabled` | fields of the rule |
 //! | `actions` | the other fields, as JSON: data may contain names that documents must not |
 //! | `bytes` | its size |
+//! | `place` | bot, U+001F, a number that no other rule of the bot has |
 //! | `v` | the version, changed by every write; absent after the deletion |
 //! | `changed` | the time of the last write, by the server's clock |
 //! | `gone` | the time of the deletion |
@@ -20,6 +21,7 @@ use mongodb::bson::{
 use mongodb::options::{FindOptions, IndexOptions, ReadPreference, SelectionCriteria};
 use tracing::warn;
 
+use crate::automations::room::free_place;
 use crate::automations::rule::{RULES_MAX, RULES_MAX_BYTES, Rule};
 use crate::id::{BotId, RuleId};
 use crate::mongo::client::{ANSWER_TIMEOUT, Mongo, MongoError};
@@ -30,13 +32,13 @@ use crate::telemetry::OncePerMinute;
 /// The collection.
 pub const AUTOMATIONS: &str = "automations";
 /// Separates the parts of a document's id. Ids cannot contain it.
-const SEPARATOR: char = '\u{1f}';
+pub(super) const SEPARATOR: char = '\u{1f}';
 /// How long the rest of a deleted rule is kept. A process whose knowledge is older reads all rules.
 pub(crate) const GONE_FOR: Duration = Duration::from_secs(24 * 3_600);
 /// Number of rules per page when all rules are read.
 const PAGE: usize = 10_000;
-/// Maximum number of rules that are listed. Several processes that each write the last rule that a bot
-/// may have can exceed [`RULES_MAX`] by a few.
+/// Maximum number of rules that are listed. Processes of earlier versions that wrote together could exceed
+/// [`RULES_MAX`] by a few.
 const LIST_MAX: usize = 2 * RULES_MAX;
 /// Number of attempts after write conflicts.
 const TRIES: usize = 5;
@@ -151,7 +153,16 @@ impl RuleStore {
         let of_bot = named("bot").build();
         self.mongo.index(AUTOMATIONS, doc! { "bot": 1, "_id": 1 }, of_bot).await?;
         let changed = named("changed").build();
-        self.mongo.index(AUTOMATIONS, doc! { "changed": 1 }, changed).await
+        self.mongo.index(AUTOMATIONS, doc! { "changed": 1 }, changed).await?;
+        let place = named("place").unique(true).sparse(true).build();
+        match self.mongo.index(AUTOMATIONS, doc! { "place": 1 }, place).await {
+            // A sharded collection refuses it, and its rules must be read all the same.
+            Err(error) if !error.is_passing() => {
+                warn!(%error, "without this index, processes that write rules of a bot together can exceed its maximum by a few");
+                Ok(())
+            }
+            created => created,
+        }
     }
 
     /// The rules of a bot, in the order of their ids.
@@ -190,7 +201,7 @@ impl RuleStore {
         let turn = self.turn(bot).await?;
         for _ in 0..TRIES {
             let before = self.expect(bot, id, expected).await?;
-            self.check_room(bot, id, bytes).await?;
+            let place = self.place(bot, id, bytes).await?;
             let version = new_version();
             let mut set = rawdoc! {
                 "bot": bot.as_str(), "id": id.as_str(), "name": &*rule.name,
@@ -199,6 +210,9 @@ impl RuleStore {
             };
             let on: RawArrayBuf = rule.on.iter().map(String::as_str).collect();
             set.append(cstr!("on"), on);
+            if before.is_none() {
+                set.append(cstr!("place"), place.as_str());
+            }
             let mut unset = rawdoc! { "gone": "" };
             match &rule.filter {
                 Some(filter) => set.append(cstr!("filter"), filter.as_str()),
@@ -230,7 +244,7 @@ impl RuleStore {
                 return Ok(false);
             }
             let change = rawdoc! {
-                "$unset": { "v": "", "name": "", "on": "", "filter": "", "actions": "", "enabled": "", "bytes": "" },
+                "$unset": { "v": "", "name": "", "on": "", "filter": "", "actions": "", "enabled": "", "bytes": "", "place": "" },
                 "$currentDate": { "changed": true, "gone": true },
             };
             if self.write(&turn, (bot, id), before.as_deref(), change, false).await? {
@@ -241,7 +255,7 @@ impl RuleStore {
     }
 
     /// Waits until no other rule of the bot is checked and written here. Otherwise concurrent writes
-    /// would exceed the bot's maximum.
+    /// would exceed the bot's maximum of bytes, and choose the same places.
     async fn turn(&self, bot: &BotId) -> Result<Turn, WriteError> {
         let patience = request_deadline::at_most(ANSWER_TIMEOUT);
         let turn = tokio::time::timeout(patience, self.turns.of(bot)).await;
@@ -293,24 +307,13 @@ impl RuleStore {
         }
     }
 
-    /// Refuses a rule that exceeds the bot's maximum.
-    async fn check_room(&self, bot: &BotId, id: &RuleId, bytes: usize) -> Result<(), WriteError> {
-        let wanted = Some(doc! { "_id": 1, "bytes": 1 });
+    /// A free place for a rule, unless it exceeds the bot's maximum.
+    async fn place(&self, bot: &BotId, id: &RuleId, bytes: usize) -> Result<String, WriteError> {
+        let wanted = Some(doc! { "_id": 1, "bytes": 1, "place": 1 });
         let found = self.find(of_bot(bot), wanted, doc! {}, RULES_MAX + 1).await?;
         let own = id_of(bot, id);
         let others = found.iter().filter(|document| document.get_str("_id").ok() != Some(&*own));
-        let (mut count, mut sum) = (1, bytes);
-        for other in others {
-            count += 1;
-            sum += usize::try_from(other.get_i64("bytes").unwrap_or(0)).unwrap_or(0);
-        }
-        if count > RULES_MAX {
-            return Err(WriteError::TooMany);
-        }
-        if sum > RULES_MAX_BYTES {
-            return Err(WriteError::TooLarge(sum));
-        }
-        Ok(())
+        free_place(bot, bytes, others)
     }
 
     /// A page of the fan-out's part of all rules, in the order of their document ids, after `last`.

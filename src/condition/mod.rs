@@ -37,7 +37,6 @@ pub(crate) struct Handled<'a> {
 pub(crate) struct Terms {
     /// An event that failed this often becomes a dead letter.
     pub(crate) attempts_max: Option<u32>,
-    pub(crate) lease_ms: Option<u64>,
     /// Maximum rate of the events of one bot.
     pub(crate) rate: Option<String>,
     /// How long attempts are kept, ms.
@@ -63,7 +62,6 @@ impl Terms {
         let target = config.url.as_ref().filter(|_| sees_target).map(|url| url.host().to_owned());
         Self {
             attempts_max: Some(config.max_attempts.get()),
-            lease_ms: Some(millis(config.lease_ttl)),
             rate: config.rate.map(|rate| rate.to_string()),
             kept_ms: (config.history.slices > 0).then(|| millis(config.history.keep)),
             target,

@@ -61,16 +61,13 @@ impl Condition<'_> {
     }
 
     fn handled(&self, now_ms: u64, spoken: Spoken) -> String {
-        let since = |ms: u64| format!(" since {}", spoken(whole(now_ms.saturating_sub(ms))));
         let by = match self.handled {
             Some(Handled { since_ms, process: (host, pid) }) => {
-                format!("{} by {host}-{pid}", since(since_ms))
+                let since = spoken(whole(now_ms.saturating_sub(since_ms)));
+                format!(" since {since} by {host}-{pid}")
             }
-            // A lease that was not renewed yet started one lease time before its end.
-            None => match self.look.until_ms.zip(self.terms.lease_ms) {
-                Some((until, lease)) => since(until.saturating_sub(lease)),
-                None => String::new(),
-            },
+            // The end of a lease tells when it was renewed last, and not when the slice started.
+            None => String::new(),
         };
         let attempt = if self.look.attempts > 0 { self.next_attempt() } else { String::new() };
         format!("Being handled{by}{attempt}")
@@ -241,7 +238,6 @@ mod tests {
         fn new(state: BotState) -> Self {
             let terms = Terms {
                 attempts_max: Some(10),
-                lease_ms: Some(30_000),
                 rate: None,
                 kept_ms: Some(86_400_000),
                 target: Some("receiver.example".to_owned()),
@@ -350,11 +346,15 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_says_since_when_and_by_whom() {
-        let leased =
-            || Case::new(BotState::Leased).with(|case| case.look.until_ms = Some(NOW + 27_000));
-        assert_eq!(leased().says(), "Being handled since 3s");
-        let known = leased().with(|case| {
+    fn a_lease_says_since_when_and_by_whom_once_its_process_is_known() {
+        let leased = |left_ms| {
+            Case::new(BotState::Leased).with(|case| case.look.until_ms = Some(NOW + left_ms))
+        };
+        // Not renewed yet, and renewed three seconds ago.
+        for left_ms in [1_500, 27_000] {
+            assert_eq!(leased(left_ms).says(), "Being handled");
+        }
+        let known = leased(27_000).with(|case| {
             case.handled = Some(Handled { since_ms: NOW - 65_000, process: ("host", 7) });
             case.look.attempts = 2;
         });

@@ -8,6 +8,7 @@ use redis::{ClientTlsConfig, TlsCertificates};
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
 
 use super::{RedisConfig, TlsFiles};
 
@@ -68,7 +69,13 @@ fn read_files(
     let authority = authority.map(|path| certificates(&ca_file, path)).transpose()?;
     let client = match (cert, key) {
         (Some(cert), Some(key)) => {
-            Some((certificates(&cert_file, cert)?, private_key(&key_file, key)?))
+            let (chain, secret) = (certificates(&cert_file, cert)?, private_key(&key_file, key)?);
+            if !belongs(&secret, &chain) {
+                let problem =
+                    format!("does not belong to {cert_file}; name the key of that certificate");
+                return Err(unusable(&key_file, key, &problem));
+            }
+            Some((chain, secret))
         }
         (None, None) => None,
         (cert, _) => {
@@ -89,6 +96,15 @@ fn private_key(key: &str, path: &Path) -> Result<Vec<u8>, Unusable> {
         Ok(_) => Ok(pem),
         Err(error) => Err(unusable(key, path, &format!("holds no private key in PEM ({error})"))),
     }
+}
+
+/// Whether a key is that of the first certificate. One that cannot be compared may be: the client of a
+/// bus uses another library, with other kinds of keys.
+fn belongs(key: &[u8], chain: &[u8]) -> bool {
+    let Ok(key) = PrivateKeyDer::from_pem_slice(key) else { return true };
+    let chain = CertificateDer::pem_slice_iter(chain).filter_map(Result::ok).collect();
+    let pair = CertifiedKey::from_der(chain, key, &rustls::crypto::ring::default_provider());
+    !matches!(pair, Err(rustls::Error::InconsistentKeys(_)))
 }
 
 /// Reads a file with at least one certificate, unchanged.

@@ -9,16 +9,11 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{Places, Wanted};
+use crate::bus::pages;
 use crate::event::Event;
 use crate::id::Offset;
 use crate::redis::{Link, RedisError, Reply, ReplyError};
 
-/// Number of entries per read, unless they are large. Entries of up to 1 MiB may follow small ones.
-const PAGE: usize = 64;
-/// The same of the first read of a stream, whose entries may be large.
-const PAGE_FIRST: usize = 16;
-/// Bytes that a read should have.
-const PAGE_BYTES: u64 = 4 << 20;
 /// Maximum number of bytes of all streams that a search reads.
 const BYTES_MAX: u64 = 512 << 20;
 /// An id that contains its time was most likely published within this time.
@@ -49,14 +44,17 @@ pub(crate) struct Unreadable {
     pub(crate) reason: String,
 }
 
-/// What was read of the bus.
+/// What was read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub(crate) struct Searched {
-    /// Number of entries.
+    /// Number of entries of the bus.
     pub(crate) entries: u64,
-    /// Whether all entries were read, or all since the wanted time. Otherwise the time or the bytes of
+    /// Whether all entries of the bus were read, or all since the wanted time. Otherwise the time or the bytes of
     /// the search were used up.
     pub(crate) complete: bool,
+    /// Whether the attempts and the dead letters of all bots were read, as far as they were needed to find
+    /// the bot. Otherwise the time of the search was used up.
+    pub(crate) attempts_complete: bool,
     /// The time of the oldest entry that was read, ms since 1970.
     pub(crate) oldest_ms: Option<u64>,
 }
@@ -71,7 +69,7 @@ pub(super) async fn search(
     wanted: &Wanted,
     deadline: Instant,
 ) -> Result<(Option<(OnBus, Event)>, Searched), RedisError> {
-    let mut searched = Searched { complete: true, ..Searched::default() };
+    let mut searched = Searched { complete: true, attempts_complete: true, ..Searched::default() };
     let mut bytes = 0;
     for stream in places.streams {
         if let Some((from, until)) = likely(&wanted.id) {
@@ -121,12 +119,13 @@ impl Range<'_> {
         bytes: &mut u64,
     ) -> Result<Option<(OnBus, Event)>, RedisError> {
         let mut until = self.until.clone();
-        let mut count = PAGE_FIRST;
+        let mut count = pages::FIRST;
         loop {
             let mut command = redis::cmd("XREVRANGE");
             command.arg(self.stream).arg(&until).arg(&self.from).arg("COUNT").arg(count);
-            let before = *bytes;
             let page = link.command("XREVRANGE", command).await?;
+            let read = pages::bytes(&page);
+            *bytes += read;
             let misread = |source: ReplyError| link.misread("XREVRANGE", source);
             let mut page = Reply::new(page).map_err(misread)?;
             let entries = page.len();
@@ -134,7 +133,6 @@ impl Range<'_> {
                 let Entry { offset, value, packed } = entry_of(entry).map_err(misread)?;
                 until = format!("({offset}");
                 searched.entries += 1;
-                *bytes += value.len() as u64;
                 let oldest = searched.oldest_ms.get_or_insert(offset.ms);
                 *oldest = (*oldest).min(offset.ms);
                 if let Some(event) = event(&value, packed, wanted) {
@@ -146,20 +144,13 @@ impl Range<'_> {
             if entries < count {
                 return Ok(None);
             }
-            count = next_count(count, *bytes - before);
+            count = pages::next(count, read);
             if Instant::now() > self.deadline || *bytes > BYTES_MAX {
                 searched.complete = false;
                 return Ok(None);
             }
         }
     }
-}
-
-/// The number of entries of the next read, after one of `count` entries with these bytes.
-fn next_count(count: usize, bytes: u64) -> usize {
-    let each = (bytes / count.max(1) as u64).max(1);
-    let fits = usize::try_from(PAGE_BYTES / each).unwrap_or(usize::MAX);
-    fits.min(count * 2).clamp(1, PAGE)
 }
 
 struct Entry {
@@ -208,15 +199,16 @@ pub(super) async fn search_unreadable(
     deadline: Instant,
 ) -> Result<Option<Unreadable>, RedisError> {
     let stream = link.prefix().invalid_stream();
-    let mut count = PAGE_FIRST;
+    let mut count = pages::FIRST;
     let misread = |source: ReplyError| link.misread("XREVRANGE", source);
     let mut until = "+".to_owned();
     loop {
         let mut command = redis::cmd("XREVRANGE");
         command.arg(&stream).arg(&until).arg("-").arg("COUNT").arg(count);
         let page = link.command("XREVRANGE", command).await?;
+        let bytes = pages::bytes(&page);
         let mut page = Reply::new(page).map_err(misread)?;
-        let (entries, mut bytes) = (page.len(), 0);
+        let entries = page.len();
         while let Some(entry) = page.next() {
             let mut entry = Reply::new(entry).map_err(misread)?;
             until = format!("({}", entry.text().map_err(misread)?);
@@ -227,7 +219,6 @@ pub(super) async fn search_unreadable(
             while fields.len() > 1 {
                 let name = fields.text().map_err(misread)?;
                 let value = fields.bytes().map_err(misread)?.unwrap_or_default();
-                bytes += value.len() as u64;
                 let text = || String::from_utf8_lossy(&value).into_owned();
                 match name.as_str() {
                     "stream" => found.stream = text(),
@@ -247,7 +238,7 @@ pub(super) async fn search_unreadable(
         if entries < count || Instant::now() > deadline {
             return Ok(None);
         }
-        count = next_count(count, bytes);
+        count = pages::next(count, bytes);
     }
 }
 
@@ -275,13 +266,6 @@ mod tests {
         let bot = |id: &str| Wanted { bot: BotId::parse(id).ok(), ..wanted("e-1") };
         assert!(found(&json("e-1"), &bot("b")) && !found(&json("e-1"), &bot("c")));
         assert!(!found("damaged e-1", &wanted("e-1")));
-    }
-
-    #[test]
-    fn reads_grow_while_entries_are_small_and_shrink_to_one_large_entry() {
-        assert_eq!((next_count(16, 16 * 200), next_count(64, 64 * 200)), (32, 64));
-        assert_eq!((next_count(500, 500 << 20), next_count(4, 8 << 20)), (4, 2));
-        assert_eq!((next_count(4, 40 << 20), next_count(16, 0)), (1, 32));
     }
 
     #[test]

@@ -64,7 +64,7 @@ pub(crate) struct Found {
     pub(crate) unreadable: Option<Unreadable>,
     /// Its state in each pipeline that may have had it, by name.
     pub(crate) pipelines: Vec<InPipeline>,
-    /// What was read of the bus.
+    /// What was read.
     pub(crate) searched: Searched,
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct Found {
 /// If Redis is unavailable or refuses.
 pub(crate) async fn find(places: &Places<'_>, wanted: &Wanted) -> Result<Found, RedisError> {
     let deadline = Instant::now() + places.within;
-    let (bus, searched) = bus::search(places, wanted, deadline).await?;
+    let (bus, mut searched) = bus::search(places, wanted, deadline).await?;
     let (bus, event) = bus.unzip();
     let bot = event.as_ref().map(|event: &Event| event.bot().clone()).or(wanted.bot.clone());
     let mut unreadable = None;
@@ -90,7 +90,9 @@ pub(crate) async fn find(places: &Places<'_>, wanted: &Wanted) -> Result<Found, 
         if let Some(bot) = &bot {
             pipelines.extend(place.look(bot, &wanted.id, entry).await?);
         } else if unreadable.is_none() {
-            pipelines.extend(place.look_for_bot(&wanted.id).await?);
+            let found = place.look_for_bot(&wanted.id).await?;
+            searched.attempts_complete &= found.is_complete();
+            pipelines.extend(found.found());
         }
     }
     let bot = bot.or_else(|| pipelines.first().map(|found: &InPipeline| found.bot.clone()));

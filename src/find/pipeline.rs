@@ -133,7 +133,9 @@ impl Place<'_> {
             self.queued(&mut found, place).await?;
             return Ok(Some(found));
         }
-        if self.is_set_aside(bot, id).await? {
+        let aside = self.among_set_aside(bot, id).await?;
+        let complete = complete && aside.is_complete();
+        if aside.found().is_some() {
             self.queued(&mut found, 0).await?;
             (found.state, found.place) = (EventState::Parked, None);
             return Ok(Some(found));
@@ -195,17 +197,20 @@ impl Place<'_> {
         Ok(!matches!(paused, Value::Nil))
     }
 
-    /// Whether the event is in the list of a lane that is set aside.
-    async fn is_set_aside(&self, bot: &BotId, id: &str) -> Result<bool, RedisError> {
+    /// Searches the lists of the lanes that are set aside.
+    async fn among_set_aside(&self, bot: &BotId, id: &str) -> Result<Search<()>, RedisError> {
+        let mut search = Search::Absent;
         if self.queue.view_bot(bot, self.now).await?.set_aside == 0 {
-            return Ok(false);
+            return Ok(search);
         }
         for lane in Lane::all() {
-            if self.queue.place_of(bot, Some(lane), id, self.deadline).await?.found().is_some() {
-                return Ok(true);
+            match self.queue.place_of(bot, Some(lane), id, self.deadline).await? {
+                Search::Found(_) => return Ok(Search::Found(())),
+                Search::Unknown => search = Search::Unknown,
+                Search::Absent => {}
             }
         }
-        Ok(false)
+        Ok(search)
     }
 
     /// The state of an event that is on the bus and nowhere in the pipeline.
@@ -249,14 +254,20 @@ impl Place<'_> {
     }
 
     /// Looks for an event whose bot is unknown: among the dead letters and the attempts of all bots.
-    pub(super) async fn look_for_bot(&self, id: &str) -> Result<Option<InPipeline>, RedisError> {
-        let bot = match self.queue.bot_of_attempt(id, self.deadline).await? {
-            Some(bot) => Some(bot),
+    pub(super) async fn look_for_bot(&self, id: &str) -> Result<Search<InPipeline>, RedisError> {
+        let by_attempt = self.queue.bot_of_attempt(id, self.deadline).await?;
+        let complete = by_attempt.is_complete();
+        let bot = match by_attempt.found() {
+            Some(bot) => Search::Found(bot),
             None => self.queue.bot_of_letter(id, self.deadline).await?,
         };
         match bot {
-            Some(bot) => self.look(&bot, id, None).await,
-            None => Ok(None),
+            Search::Found(bot) => {
+                let found = self.look(&bot, id, None).await?;
+                Ok(found.map_or(Search::Absent, Search::Found))
+            }
+            Search::Absent if complete => Ok(Search::Absent),
+            Search::Absent | Search::Unknown => Ok(Search::Unknown),
         }
     }
 }

@@ -66,7 +66,7 @@ impl InPipeline {
 }
 
 impl Found {
-    /// What was read of the bus, as a sentence without its end.
+    /// What was read, as a sentence without its end.
     pub(crate) fn searched_words(&self, now_ms: u64, spoken: Spoken) -> String {
         let searched = &self.searched;
         let entries = match searched.entries {
@@ -82,13 +82,19 @@ impl Found {
         } else {
             "; the search ended early, older entries were not read"
         };
-        format!("{entries} of the bus{back}{cut}")
+        let missing = if searched.attempts_complete {
+            ""
+        } else {
+            "; the time was too short to read all attempts and dead letters"
+        };
+        format!("{entries} of the bus{back}{cut}{missing}")
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::find::Searched;
     use crate::id::{BotId, PipelineName};
 
     #[test]
@@ -126,5 +132,30 @@ mod tests {
         ] {
             assert_eq!(found.words(100_000, spoken), words);
         }
+    }
+
+    #[test]
+    fn a_search_that_was_cut_short_says_what_it_did_not_read() {
+        let words = |complete, attempts_complete| {
+            let (entries, oldest_ms) = (2, Some(70_000));
+            let found = Found {
+                id: "e".to_owned(),
+                known: false,
+                bot: None,
+                bus: None,
+                event: None,
+                unreadable: None,
+                pipelines: Vec::new(),
+                searched: Searched { entries, complete, attempts_complete, oldest_ms },
+            };
+            found.searched_words(100_000, |ms| format!("{} s", ms / 1_000))
+        };
+        let read = "2 entries of the bus, back to 30 s ago";
+        let older = "; the search ended early, older entries were not read";
+        let kept = "; the time was too short to read all attempts and dead letters";
+        assert_eq!(words(true, true), read);
+        assert_eq!(words(false, true), format!("{read}{older}"));
+        assert_eq!(words(true, false), format!("{read}{kept}"));
+        assert_eq!(words(false, false), format!("{read}{older}{kept}"));
     }
 }

@@ -14,7 +14,6 @@ use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-use super::metrics;
 use super::problem::{Kind, Problem};
 use super::stopwatch::{Meters, Stopwatch};
 
@@ -105,10 +104,8 @@ fn preflight(template: &'static str, is_allowed: bool, watch: Option<&Stopwatch>
             "pages of this origin may not call here; http.cors_origins names those that may";
         Problem::new(Kind::CrossSite, detail).into_response()
     };
-    metrics::http_answered(template, response.status().as_u16());
     if let Some(watch) = watch {
-        let meters = metrics::http_route(template);
-        watch.measure(|| Meters { whole: meters.whole, answer: Some(meters.answer) });
+        watch.measure(|| Meters::of(template));
     }
     response
 }

@@ -23,7 +23,7 @@ use crate::config::Scope;
 use crate::id::{BotId, PipelineName};
 use crate::mongo::watch::Reachable;
 use crate::problems::{Code, Facts, Finding, Severity, Viewer, find};
-use crate::redis::Link;
+use crate::redis::{Link, Serving};
 use crate::startup::Startup;
 
 /// Timeout of a readiness check per dependency.
@@ -67,7 +67,8 @@ pub(crate) enum Answers {
 pub(crate) enum Status {
     /// Everything works.
     Ready,
-    /// Everything works except what needs an unavailable dependency, or a pipeline that has no start yet.
+    /// Everything works except what needs an unavailable dependency, a part of the primaries of a Redis
+    /// Cluster, or a pipeline that has no start yet.
     Degraded,
     /// Starting: `reason` names the pending step. Queued events are already handled.
     Starting,
@@ -82,8 +83,12 @@ pub(crate) enum Status {
 pub(crate) struct Readiness {
     /// The overall state.
     status: Status,
-    /// Whether Redis answers.
+    /// Whether Redis answers; of a cluster, at least one primary.
     redis: Answers,
+    /// Number of primaries of a Redis Cluster that do not answer in time; absent if all do, or none.
+    /// Only their bots wait. With `verbose` and a token for all bots, a problem names them.
+    #[serde(skip_serializing_if = "is_zero")]
+    primaries_down: usize,
     /// Whether MongoDB answered the last check, seconds ago; absent if none is configured.
     #[serde(skip_serializing_if = "Option::is_none")]
     mongodb: Option<Answers>,
@@ -178,19 +183,20 @@ impl Verbosity {
 
 impl Health {
     /// What is wrong, as far as this client may know. Bounded in time.
-    async fn problems(&self, redis: Answers, caller: Option<&Caller>) -> Vec<Said> {
+    async fn problems(&self, serving: &Serving, caller: Option<&Caller>) -> Vec<Said> {
         // The requests of strangers must not occupy the places of probes.
         let limit = if caller.is_some() { FINDINGS_TIMEOUT } else { READY_TIMEOUT };
-        let facts = match redis {
-            Answers::Up => {
+        let facts = match unanswered(serving) {
+            None => {
                 let (problems, runtime) = (Arc::clone(&self.problems.0), &self.problems.1);
                 let reading = runtime.spawn(async move { problems.facts().await });
                 tokio::time::timeout(limit, AbortOnDropHandle::new(reading)).await
             }
-            Answers::Down => {
-                let error = format!("no answer within {} s", READY_TIMEOUT.as_secs());
-                let target = self.link.target().to_string();
-                Ok(Ok(Arc::new(Facts::unavailable(target, error, self.problems.0.clock.now()))))
+            Some(error) => {
+                let (target, now) = (self.link.target().to_string(), self.problems.0.clock.now());
+                let mut facts = Facts::unavailable(target, error, now);
+                facts.redis.others_answer = serving.primaries > 0;
+                Ok(Ok(Arc::new(facts)))
             }
         };
         let Ok(Ok(facts)) = facts else {
@@ -212,6 +218,14 @@ impl Health {
     }
 }
 
+/// Why Redis, or which of its primaries, did not answer; `None`: all of it did.
+fn unanswered(serving: &Serving) -> Option<String> {
+    if serving.primaries == 0 {
+        return Some(format!("no answer within {} s", READY_TIMEOUT.as_secs()));
+    }
+    (!serving.silent.is_empty()).then(|| serving.silent.join(", "))
+}
+
 /// The caller whose token may read. Neither a session nor the lack of tokens suffices: the health
 /// routes do not check the site of a browser's page.
 fn reader(request: &Request) -> Option<&Caller> {
@@ -222,23 +236,31 @@ fn reader(request: &Request) -> Option<&Caller> {
     may.then_some(caller)
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &usize) -> bool {
+    *number == 0
+}
+
 impl Readiness {
     fn new(
-        redis: Answers,
+        serving: &Serving,
         mongodb: Option<Answers>,
         stopping: bool,
         reason: Option<String>,
         without_start: Vec<String>,
     ) -> Self {
+        // A process that left its load balancer would serve the bots of no primary.
+        let redis = if serving.primaries > 0 { Answers::Up } else { Answers::Down };
+        let primaries_down = if serving.primaries > 0 { serving.silent.len() } else { 0 };
         let status = match (redis, mongodb, stopping) {
             (Answers::Down, ..) => Status::Unavailable,
             (_, _, true) => Status::Stopping,
             _ if reason.is_some() => Status::Starting,
             (_, Some(Answers::Down), _) => Status::Degraded,
-            _ if !without_start.is_empty() => Status::Degraded,
+            _ if primaries_down > 0 || !without_start.is_empty() => Status::Degraded,
             _ => Status::Ready,
         };
-        Self { status, redis, mongodb, reason, without_start, problems: None }
+        Self { status, redis, primaries_down, mongodb, reason, without_start, problems: None }
     }
 }
 
@@ -278,7 +300,7 @@ async fn alive() -> &'static str {
 #[utoipa::path(
     get, path = "/readyz", tag = "health", security(()), params(Verbosity),
     responses(
-        (status = 200, description = "Ready, or degraded: all but one dependency", body = Readiness),
+        (status = 200, description = "Ready, or degraded: something is missing that not everything needs", body = Readiness),
         (status = 503, description = "Redis is unavailable, or the process is starting or stopping", body = Readiness),
         Open,
     )
@@ -290,21 +312,18 @@ async fn ready(
 ) -> Readiness {
     // Read before the checks, because a completed start stays complete.
     let (reason, without) = (health.startup.pending(), health.startup.without());
-    let ping = health.link.command("PING", redis::cmd("PING"));
-    let redis = match tokio::time::timeout(READY_TIMEOUT, ping).await {
-        Ok(Ok(_)) => Answers::Up,
-        _ => Answers::Down,
-    };
+    let serving = health.link.serving(READY_TIMEOUT).await;
     let mongodb = health
         .mongodb
         .as_ref()
         .map(|mongodb| if mongodb.now() { Answers::Up } else { Answers::Down });
-    let readiness = Readiness::new(redis, mongodb, health.leaving.is_cancelled(), reason, without);
+    let leaving = health.leaving.is_cancelled();
+    let readiness = Readiness::new(&serving, mongodb, leaving, reason, without);
     // A query that cannot be read does not make the process unready.
     if !verbosity.is_ok_and(|Query(verbosity)| verbosity.is_verbose()) {
         return readiness;
     }
-    let problems = Some(health.problems(redis, reader(&request)).await);
+    let problems = Some(health.problems(&serving, reader(&request)).await);
     Readiness { problems, ..readiness }
 }
 
@@ -316,12 +335,23 @@ pub(super) async fn metrics() -> Response {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    fn primaries(serving: usize, silent: &[&str]) -> Serving {
+        let silent = silent.iter().map(|at| (*at).to_owned()).collect();
+        Serving { primaries: serving, silent }
+    }
 
     #[test]
     fn only_redis_makes_it_unavailable_and_mongodb_only_degrades_it() {
         use Answers::{Down, Up};
         let reason = Some("the start of a pipeline");
+        let one = |redis| match redis {
+            Up => primaries(1, &[]),
+            Down => primaries(0, &["a:1"]),
+        };
         for (redis, mongodb, stopping, reason, status, code) in [
             (Up, None, false, None, "ready", 200),
             (Up, Some(Up), false, None, "ready", 200),
@@ -333,18 +363,57 @@ mod tests {
             (Down, None, false, reason, "unavailable", 503),
         ] {
             let reason = reason.map(str::to_owned);
-            let readiness = Readiness::new(redis, mongodb, stopping, reason.clone(), Vec::new());
+            let readiness =
+                Readiness::new(&one(redis), mongodb, stopping, reason.clone(), Vec::new());
             let said = serde_json::to_value(&readiness).unwrap();
             assert_eq!(said["status"], status);
+            assert_eq!((said.get("primaries_down"), readiness.redis), (None, redis));
             assert_eq!(said.get("reason").and_then(|said| said.as_str()), reason.as_deref());
             assert_eq!(readiness.into_response().status(), code, "{status}");
         }
     }
 
     #[test]
+    fn one_primary_of_a_cluster_suffices_and_the_others_are_counted_and_named_to_operators() {
+        for (serving, silent, code, said, told) in [
+            (3, &[][..], 200, json!({ "status": "ready", "redis": "up" }), None),
+            (
+                2,
+                &["a:1"][..],
+                200,
+                json!({ "status": "degraded", "redis": "up", "primaries_down": 1 }),
+                Some("a:1"),
+            ),
+            (
+                1,
+                &["a:1", "b:2"][..],
+                200,
+                json!({ "status": "degraded", "redis": "up", "primaries_down": 2 }),
+                Some("a:1, b:2"),
+            ),
+            (
+                0,
+                &["a:1", "b:2"][..],
+                503,
+                json!({ "status": "unavailable", "redis": "down" }),
+                Some("no answer within 1 s"),
+            ),
+        ] {
+            let serving = primaries(serving, silent);
+            let readiness = Readiness::new(&serving, None, false, None, Vec::new());
+            assert_eq!(serde_json::to_value(&readiness).unwrap(), said);
+            assert_eq!(readiness.into_response().status(), code, "{said}");
+            let error = unanswered(&serving);
+            assert_eq!(error.as_deref(), told);
+        }
+        let stopping = Readiness::new(&primaries(1, &["a:1"]), None, true, None, Vec::new());
+        assert_eq!(stopping.status, Status::Stopping);
+    }
+
+    #[test]
     fn a_process_that_is_ready_without_the_start_of_a_pipeline_is_degraded_and_names_it() {
         let without = vec!["pipeline p on bus \"kafka:k\"".to_owned()];
-        let readiness = Readiness::new(Answers::Up, None, false, None, without.clone());
+        let readiness = Readiness::new(&primaries(1, &[]), None, false, None, without.clone());
         let said = serde_json::to_value(&readiness).unwrap();
         assert_eq!(
             (&said["status"], &said["without_start"]),

@@ -8,9 +8,9 @@ use crate::metrics::{
     HTTP_HANDLER_SECONDS, HTTP_PROXY_ERRORS, HTTP_REQUESTS, HTTP_SECONDS,
 };
 
-/// An answered HTTP request. `route` is a template, never a path.
-pub(crate) fn http_answered(route: &str, code: u16) {
-    counter!(HTTP_REQUESTS, "route" => route.to_owned(), "code" => code.to_string()).increment(1);
+/// An HTTP request, by the status code of its answer. `route` is a template, never a path.
+pub(crate) fn http_answered(route: String, code: u16) {
+    counter!(HTTP_REQUESTS, "route" => route, "code" => code.to_string()).increment(1);
 }
 
 /// The time that bodies of a route take to arrive.

@@ -286,20 +286,20 @@ fn finish(routes: Router) -> Router {
 
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
-/// Counts a request, times its handler, and turns an error answer into a problem.
+/// Lets a request be counted, times its handler, and turns an error answer into a problem.
 async fn observe(request: Request, next: Next) -> Response {
     let route: Option<MatchedPath> = request.extensions().get().cloned();
     let route = route.as_ref().map_or("unmatched", MatchedPath::as_str);
     let meters = metrics::http_route(route);
     if let Some(watch) = request.extensions().get::<Stopwatch>() {
-        watch.measure(|| Meters { whole: meters.whole, answer: Some(meters.answer) });
+        let (whole, answer) = (meters.whole, Some(meters.answer));
+        watch.measure(|| Meters { route: Some(route.to_owned()), whole, answer });
     }
     // Records the time on drop, so that a handler cancelled at its deadline is timed too.
     let handling = Handling { seconds: meters.handler, began: Instant::now() };
     let response = next.run(request).await;
     drop(handling);
     let status = response.status();
-    metrics::http_answered(route, status.as_u16());
     let kind = response.headers().get(header::CONTENT_TYPE);
     let told = kind.is_some_and(|kind| {
         kind == PROBLEM_JSON || kind == "application/json" || kind == "text/html; charset=utf-8"

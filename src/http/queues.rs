@@ -75,11 +75,7 @@ impl Queues {
 
     /// The clock of Redis, since 1970.
     pub(crate) async fn time(&self) -> Result<Duration, RedisError> {
-        let misread = |source| self.link.misread("TIME", source);
-        let time = self.link.command("TIME", redis::cmd("TIME")).await?;
-        let mut time = Reply::new(time).map_err(misread)?;
-        let seconds = Duration::from_secs(time.parsed().map_err(misread)?);
-        Ok(seconds + Duration::from_micros(time.parsed().map_err(misread)?))
+        self.link.time().await
     }
 
     /// The names of the known pipelines.

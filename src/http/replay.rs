@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::Uri;
 use axum::response::Json;
 use serde::{Deserialize, Serialize};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -142,9 +142,9 @@ pub(super) fn fuzz(
 /// order of the bus, with the attribute `fairlanereplay`. Other pipelines get nothing. A call puts up to
 /// `limit` events in up to 5 s (1 s for a token that is for certain bots), and answers a `cursor` for the
 /// next call. A repeated call with the same `id` or `cursor` puts nothing twice; without one, each call
-/// is a new replay. If a replay is interrupted, `detail` has its id. What is not copied to the queues
-/// yet when the replay starts is left alone: it is handled anyway. What exceeds `max_queue` or a quota
-/// is not put.
+/// is a new replay. If a replay is interrupted, `detail` has its id, or says that this call put no event.
+/// What is not copied to the queues yet when the replay starts is left alone: it is handled anyway. What
+/// exceeds `max_queue` or a quota is not put.
 /// Pipelines that count each event are refused. Dead letters are queued again by their redrive.
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/replay", tag = "pipelines", operation_id = "replayEvents",
@@ -167,13 +167,14 @@ async fn replay(
     let queue = api.queues.find(&path.pipeline).await?;
     let cursor = api.gate.cursors.read(uri.path(), asked.cursor.as_deref())?;
     // It reads much: one at a time, by turns over tokens.
-    let _turn = api.searches.take(caller.name()).await?;
+    let turn = timeout(before(WITHIN_ALL), api.searches.take(caller.name()));
+    let _turn = turn.await.unwrap_or_else(|_| Err(no_turn()))?;
     let within = if caller.covers_all() { WITHIN } else { WITHIN_OF_BOT };
     // The last step has as long as those before it, and is interrupted a little before the deadline of
     // the request: its answer names the id.
     let within = request_deadline::at_most(2 * within) / 2;
     let begun = Instant::now();
-    let deadlines = (begun + within, begun + request_deadline::at_most(WITHIN_ALL) * 7 / 8);
+    let (stop, end) = (begun + within, begun + before(WITHIN_ALL));
     let config = api.queues.configured(&path.pipeline);
     let reserved = api.queues.reserved();
     let open = |spec: Spec| {
@@ -191,8 +192,9 @@ async fn replay(
     if let Some(id) = &id {
         check_id(id)?;
     }
+    let again = again(id.as_deref(), asked.from.as_deref());
     let known = match &id {
-        Some(id) if !asked.dry_run => Run::load(queue.link(), id).await?,
+        Some(id) if !asked.dry_run => begin(&api, end, &again, Run::load(queue.link(), id)).await?,
         _ => None,
     };
     // All callers share the ids: to those without access to its events, a run is unknown.
@@ -205,13 +207,14 @@ async fn replay(
             return Err(refused(&ReplayRefused::Other(known.id.clone())));
         }
         let replay = open(known.spec.clone())?;
-        return go_on(&api, &uri, replay, known.clone(), limit, deadlines).await.map(Json);
+        let run = known.clone();
+        return go_on(&api, &uri, replay, run, limit, (stop, end), &again).await.map(Json);
     }
     if let (Some(Cursor::Run(id)), None) = (&cursor, &known) {
         return Err(refused(&ReplayRefused::Unknown(id.clone())));
     }
 
-    let now = api.queues.time().await?;
+    let now = begin(&api, end, &again, api.queues.time()).await?;
     let (from_ms, until_ms, place) = if let Some(Cursor::Dry { from_ms, until_ms, place }) = cursor
     {
         (from_ms, until_ms, Some(place))
@@ -251,15 +254,65 @@ async fn replay(
         return Ok(Json(none));
     }
     let id = id.unwrap_or_else(|| uuid::Uuid::now_v7().to_string());
-    let is_new = known.is_none();
-    let work = async { replay.run(&id, None).await?.map_err(|error| refused(&error)) };
-    let run = if is_new {
+    let run = begin(&api, end, &again, replay.run(&id, None)).await?;
+    let run = run.map_err(|error| refused(&error))?;
+    if known.is_none() {
         let action = replay.spec.action().target(&id);
-        api.act(&caller, action, work, |_| "started".to_owned()).await?
-    } else {
-        work.await?
-    };
-    go_on(&api, &uri, replay, run, limit, deadlines).await.map(Json)
+        api.act(&caller, action, async { Ok(()) }, |()| "started".to_owned()).await?;
+    }
+    go_on(&api, &uri, replay, run, limit, (stop, end), &again).await.map(Json)
+}
+
+/// `time`, or what is left until a little before the deadline of the request: the answer must arrive.
+fn before(time: Duration) -> Duration {
+    request_deadline::at_most(time) * 7 / 8
+}
+
+/// The turn does not come in time.
+fn no_turn() -> Problem {
+    let detail = "nothing was done: other replays and searches run; retry later";
+    Problem::new(Kind::Busy, detail).retry_after(1)
+}
+
+/// What to do after a call with this id and this start, if it put no event.
+fn again(id: Option<&str>, from: Option<&str>) -> String {
+    match (id, from) {
+        // It may have stored the replay. Times like `2h ago` are others then.
+        (Some(id), Some(_)) => {
+            format!("repeat the call or, if that is refused, {}", by_id(id))
+        }
+        _ => "repeat the call".to_owned(),
+    }
+}
+
+/// How to continue a replay that is stored.
+fn by_id(id: &str) -> String {
+    format!("call again with \"id\":\"{id}\" and without \"from\"")
+}
+
+/// What a call does before it puts an event, until `end`. `again`: what to do if it is interrupted.
+async fn begin<T>(
+    api: &Api,
+    end: Instant,
+    again: &str,
+    work: impl Future<Output = Result<T, RedisError>>,
+) -> Result<T, Problem> {
+    let work = timeout_at(end, Box::pin(work)).await;
+    work.unwrap_or_else(|_| Err(late(api))).map_err(|error| not_begun(error, again))
+}
+
+/// Redis did not answer by the end of the call.
+fn late(api: &Api) -> RedisError {
+    let late = io::Error::new(io::ErrorKind::TimedOut, "the step took too long");
+    api.queues.link().target().unknown(late.into())
+}
+
+/// An error before the call puts an event.
+fn not_begun(error: RedisError, again: &str) -> Problem {
+    if !error.may_have_run() {
+        return error.into();
+    }
+    partly("this call put no event", error, again)
 }
 
 /// Makes steps until `limit` or the deadline. A step that has not ended at `end` is interrupted.
@@ -270,6 +323,7 @@ async fn go_on(
     mut run: Run,
     limit: usize,
     (deadline, end): (Instant, Instant),
+    again: &str,
 ) -> Result<ReplayAnswer, Problem> {
     // At the end of a pass, or if it cannot go on without them, a further call tries the held bots again.
     if run.is_over() || run.is_crowded() {
@@ -281,11 +335,8 @@ async fn go_on(
     while more {
         let left = limit - usize::try_from(put).unwrap_or(limit);
         let step = Box::pin(replay.step_until(&mut run, left, Some(deadline)));
-        let step = timeout_at(end, step).await.unwrap_or_else(|_| {
-            let late = io::Error::new(io::ErrorKind::TimedOut, "the step took too long");
-            Err(api.queues.link().target().unknown(late.into()))
-        });
-        let step = step.map_err(|error| interrupted(&run, put, error))?;
+        let step = timeout_at(end, step).await.unwrap_or_else(|_| Err(late(api)));
+        let step = step.map_err(|error| interrupted(&run, put, error, again))?;
         put += step.put;
         more = step.more && put < limit as u64 && Instant::now() < deadline;
     }
@@ -306,18 +357,17 @@ async fn go_on(
 }
 
 /// `put`: the number of events before the failed step, which may have put some too.
-fn interrupted(run: &Run, put: u64, error: RedisError) -> Problem {
-    // Nothing of it is in Redis: a repeated call starts anew.
+fn interrupted(run: &Run, put: u64, error: RedisError, again: &str) -> Problem {
+    // It is stored before the first put: a repeated call starts anew.
     if !run.is_stored() {
-        return error.into();
+        return not_begun(error, again);
     }
     let id = &run.id;
     let done = match put {
         0 => format!("this call began to put events of replay {id}"),
         _ => format!("this call put at least {put} events of replay {id}"),
     };
-    let remedy = format!("to continue it, call again with \"id\":\"{id}\" and without \"from\"");
-    partly(&done, error, &remedy)
+    partly(&done, error, &format!("to continue it, {}", by_id(id)))
 }
 
 /// The range of time, ms since 1970: its start, and its end, which is not in the future.

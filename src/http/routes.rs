@@ -153,10 +153,8 @@ impl Route {
 
     /// Counts and times an answer that does not come from the handler.
     pub(super) fn answered(&self, watch: Option<&Stopwatch>, response: Response) -> Response {
-        metrics::http_answered(self.template, response.status().as_u16());
         if let Some(watch) = watch {
-            let meters = metrics::http_route(self.template);
-            watch.measure(|| Meters { whole: meters.whole, answer: Some(meters.answer) });
+            watch.measure(|| Meters::of(self.template));
         }
         response
     }

@@ -9,6 +9,10 @@
 //!
 //! If the client disconnects or stalls, its request ends with the connection. A streamed answer
 //! ends with its head.
+//!
+//! A request is counted here too: with the status of its answer when the head is ready, with
+//! [`LEFT`] if the connection ended while the request was handled, or with [`PANICKED`] if its
+//! handler panicked.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -18,6 +22,12 @@ use tokio::time::Instant;
 
 use super::admit::{Unhurried, Unread};
 use super::body::Keeping;
+use super::metrics::{http_answered, http_route};
+
+/// The status code of a request whose connection ended while it was handled, as proxies count it.
+const LEFT: u16 = 499;
+/// The status code of a request whose handler panicked, which ends its connection.
+const PANICKED: u16 = 500;
 
 /// The times of one connection. Clones share them.
 #[derive(Clone, Default)]
@@ -43,13 +53,22 @@ struct Exchange {
     unread: Option<Unread>,
 }
 
-/// The histograms for the times.
-#[derive(Clone)]
+/// The metrics of a request.
 pub(super) struct Meters {
+    /// The template of the route that it is counted for; `None`: it is not counted.
+    pub(super) route: Option<String>,
     /// From the first byte of the request to the last byte of the answer.
     pub(super) whole: Histogram,
     /// From the head of the answer to its last byte.
     pub(super) answer: Option<Histogram>,
+}
+
+impl Meters {
+    /// Those of the route with this template.
+    pub(super) fn of(route: &str) -> Self {
+        let times = http_route(route);
+        Self { route: Some(route.to_owned()), whole: times.whole, answer: Some(times.answer) }
+    }
 }
 
 impl Stopwatch {
@@ -68,7 +87,7 @@ impl Stopwatch {
         state.current = Some(Exchange { began, answered: None, meters: None, unread: None });
     }
 
-    /// Sets the histograms of the request in flight; the first call wins.
+    /// Sets the metrics of the request in flight; the first call wins.
     pub(super) fn measure(&self, meters: impl FnOnce() -> Meters) {
         if let Some(exchange) = &mut self.state().current
             && exchange.meters.is_none()
@@ -88,6 +107,7 @@ impl Stopwatch {
     pub(super) fn answer(&self, response: Response) -> Response<Keeping<Option<Given>>> {
         if let Some(exchange) = &mut self.state().current {
             exchange.answered = Some(Instant::now());
+            exchange.count(response.status().as_u16());
         }
         let is_endless = response.extensions().get::<Unhurried>().is_some();
         if is_endless {
@@ -120,10 +140,18 @@ impl Stopwatch {
 }
 
 impl Exchange {
-    fn end(self, now: Instant) {
+    /// Counts the request; the first call wins.
+    fn count(&mut self, code: u16) {
+        if let Some(route) = self.meters.as_mut().and_then(|meters| meters.route.take()) {
+            http_answered(route, code);
+        }
+    }
+
+    fn end(mut self, now: Instant) {
+        self.count(if std::thread::panicking() { PANICKED } else { LEFT });
         let Self { began, answered, meters, unread } = self;
         drop(unread);
-        let Some(Meters { whole, answer }) = meters else { return };
+        let Some(Meters { whole, answer, .. }) = meters else { return };
         whole.record((now - began).as_secs_f64());
         if let Some((answer, answered)) = answer.zip(answered) {
             answer.record((now - answered).as_secs_f64());
@@ -176,6 +204,7 @@ mod tests {
     impl Times {
         fn meters(&self) -> Meters {
             Meters {
+                route: None,
                 whole: Histogram::from_arc(Arc::clone(&self.whole)),
                 answer: Some(Histogram::from_arc(Arc::clone(&self.answer))),
             }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use redis::{Pipeline, Value};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -129,35 +130,27 @@ impl Process {
 /// # Errors
 /// If Redis is unavailable or refuses.
 pub async fn processes(link: &Link) -> Result<Vec<Process>, RedisError> {
-    let key = keys::processes(link.prefix());
-    let look = Beat { key: &key, id: "", says: "", ttl_ms: millis(SILENT) };
-    let said = link.call(&look).await?;
-    Ok(read(said.iter().map(String::as_str)))
-}
-
-/// The same without a change in Redis: the script removes silent processes. `now` is the time since
-/// 1970 by the clock of Redis.
-///
-/// # Errors
-/// If Redis is unavailable or refuses.
-pub(crate) async fn look(link: &Link, now: Duration) -> Result<Vec<Process>, RedisError> {
-    let asked = redis::Cmd::hgetall(keys::processes(link.prefix()));
-    let answer = link.command("HGETALL", asked).await?;
-    let said: BTreeMap<String, String> = link.read("HGETALL", answer)?;
-    Ok(read(said.values().filter_map(|said| {
+    let mut asked = Pipeline::with_capacity(4);
+    // A transaction goes to one server. Alone, TIME would ask every server of a cluster.
+    asked.cmd("MULTI");
+    asked.cmd("TIME");
+    asked.cmd("HGETALL").arg(keys::processes(link.prefix()));
+    asked.cmd("EXEC");
+    let done = link.run_checked("HGETALL", &asked).await?.pop();
+    let ((seconds, micros), said): ((u64, u64), BTreeMap<String, String>) =
+        link.read("HGETALL", done.unwrap_or(Value::Nil))?;
+    // By the clock of Redis.
+    let now_ms = seconds * 1_000 + micros / 1_000;
+    let heard = said.values().filter_map(|said| {
         let (at_ms, words) = said.split_once(' ')?;
         let at_ms: u64 = at_ms.parse().ok()?;
-        (at_ms + millis(SILENT) >= millis(now)).then_some(words)
-    })))
-}
-
-/// The processes with these states, sorted by host and start.
-fn read<'a>(said: impl Iterator<Item = &'a str>) -> Vec<Process> {
+        (at_ms.saturating_add(millis(SILENT)) >= now_ms).then_some(words)
+    });
     // Another version may use another format.
     let mut found: Vec<Process> =
-        said.filter_map(|words| serde_json::from_str(words).ok()).collect();
+        heard.filter_map(|words| serde_json::from_str(words).ok()).collect();
     found.sort_by(|a, b| (&a.host, a.started_ms, a.pid).cmp(&(&b.host, b.started_ms, b.pid)));
-    found
+    Ok(found)
 }
 
 /// The process that handles a bot, and since when, if its slice takes long.
@@ -261,13 +254,35 @@ impl Reported {
     }
 }
 
-/// Updates the registry until the soft stop, and then deregisters. The returned value becomes true
-/// after the first update.
+/// Whether the other processes know of this one.
+#[derive(Debug)]
+pub(crate) enum Registration {
+    /// Not yet, and why the last attempt failed.
+    Pending(Option<RedisError>),
+    /// Since the first update.
+    Done,
+}
+
+impl Registration {
+    pub(crate) fn is_done(&self) -> bool {
+        matches!(self, Self::Done)
+    }
+
+    /// Why the last attempt failed.
+    pub(crate) fn failure(&self) -> Option<&RedisError> {
+        match self {
+            Self::Pending(error) => error.as_ref(),
+            Self::Done => None,
+        }
+    }
+}
+
+/// Updates the registry until the soft stop, and then deregisters.
 pub(crate) fn begin(
     reported: Reported,
     link: Arc<Link>,
     shutdown: &Shutdown,
-) -> watch::Receiver<bool> {
+) -> watch::Receiver<Registration> {
     let process = Process {
         id: uuid::Uuid::now_v7().to_string(),
         host: gethostname::gethostname().to_string_lossy().into_owned(),
@@ -284,7 +299,7 @@ pub(crate) fn begin(
         failing: BTreeMap::new(),
         long: Vec::new(),
     };
-    let (heard, known) = watch::channel(false);
+    let (heard, known) = watch::channel(Registration::Pending(None));
     shutdown.spawn(beat(process, reported, link, heard, shutdown.clone()));
     known
 }
@@ -293,7 +308,7 @@ async fn beat(
     mut process: Process,
     reported: Reported,
     link: Arc<Link>,
-    heard: watch::Sender<bool>,
+    heard: watch::Sender<Registration>,
     shutdown: Shutdown,
 ) {
     let mut last: BTreeMap<PipelineName, ((u64, u64), Counted)> = BTreeMap::new();
@@ -320,10 +335,15 @@ async fn beat(
         let says = serde_json::to_string(&process).unwrap_or_default();
         let beat = Beat { key: &key, id: &process.id, says: &says, ttl_ms: millis(SILENT) };
         match link.call(&beat).await {
-            Ok(_) => drop(heard.send_replace(true)),
-            Err(error) => debug!(%error, "cannot register this process"),
+            Ok(()) => drop(heard.send_replace(Registration::Done)),
+            Err(error) => {
+                debug!(%error, "cannot register this process");
+                if !heard.borrow().is_done() {
+                    heard.send_replace(Registration::Pending(Some(error)));
+                }
+            }
         }
-        let known = *heard.borrow();
+        let known = heard.borrow().is_done();
         due = noted + if known { BEAT } else { FIRST };
         loop {
             let wake = if known { due.min(Instant::now() + NEWS) } else { due };

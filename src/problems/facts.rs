@@ -81,16 +81,25 @@ pub(crate) struct Facts {
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct RedisFacts {
     pub(crate) target: String,
+    /// Whether connections to it are encrypted.
+    #[serde(skip)]
+    pub(crate) tls: bool,
     #[serde(flatten)]
     pub(crate) info: Option<ServerInfo>,
     /// The best of a few round trips, in ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ping_ms: Option<u64>,
+    /// Whether it refuses every write, because it cannot write to its disk.
+    #[serde(skip)]
+    pub(crate) refuses_writes: bool,
     /// The number of replicas that must confirm a write (`redis.wait_replicas`); 0: none.
     pub(crate) wait_replicas: u8,
     /// Why it does not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
+    /// Whether `error` concerns only some primaries of a cluster, and others answer.
+    #[serde(skip)]
+    pub(crate) others_answer: bool,
 }
 
 /// A part that could not be looked at.
@@ -165,10 +174,17 @@ impl Facts {
         let mut facts = Self::empty(site);
         let pinged = limit.of(ping(site.prompt())).await;
         // Behind sentinels, the primary is known from here on.
-        let (target, wait_replicas) = (link.target().to_string(), link.target().wait_replicas());
-        let mut redis = RedisFacts { target, wait_replicas, ..RedisFacts::default() };
+        let target = link.target();
+        let mut redis = RedisFacts {
+            target: target.to_string(),
+            tls: target.is_tls(),
+            wait_replicas: target.wait_replicas(),
+            ..RedisFacts::default()
+        };
         match pinged {
-            Ok(took) => redis.ping_ms = Some(millis(took)),
+            Ok((took, writes)) => {
+                (redis.ping_ms, redis.refuses_writes) = (Some(millis(took)), !writes);
+            }
             // Every other part would wait in vain.
             Err(error) => {
                 facts.redis = RedisFacts { error: Some(error), ..redis };
@@ -181,8 +197,9 @@ impl Facts {
             limit.of(invalid_entries(link)),
             join_all(site.streams().iter().map(|name| limit.of(StreamView::read(link, name)))),
         );
-        // It stopped to answer behind the ping.
-        if let (Err(error), Err(_)) = (&info, &processes) {
+        // It stopped to answer behind the ping. With a full disk it answers, but it refuses the
+        // scripts of new connections.
+        if let (Err(error), Err(_), false) = (&info, &processes, redis.refuses_writes) {
             facts.redis = RedisFacts { error: Some(error.clone()), ..redis };
             return facts;
         }
@@ -291,18 +308,18 @@ impl Limit {
     }
 }
 
-/// The best of a few round trips.
-async fn ping(link: &Link) -> Result<Duration, RedisError> {
-    let (began, mut best) = (Instant::now(), Duration::MAX);
+/// The best of a few round trips, and whether writes are accepted.
+async fn ping(link: &Link) -> Result<(Duration, bool), RedisError> {
+    let (began, mut best, mut writes) = (Instant::now(), Duration::MAX, true);
     for nth in 0..PINGS {
         if nth > 1 && began.elapsed() > PINGING {
             break;
         }
         let sent = Instant::now();
-        link.command("PING", redis::cmd("PING")).await?;
+        writes = link.ping().await?;
         best = best.min(sent.elapsed());
     }
-    Ok(best)
+    Ok((best, writes))
 }
 
 /// The state of Redis; in a cluster, of the primary with the highest share of its memory in use.

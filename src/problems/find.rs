@@ -43,7 +43,7 @@ pub(crate) fn find(facts: &Facts, viewer: Viewer<'_>) -> Vec<Finding> {
         }
         Viewer::All => {
             if let Some(error) = &facts.redis.error {
-                found.push(unavailable(error));
+                found.push(unavailable(error, facts.redis.others_answer));
                 return found;
             }
             of_redis(facts, &mut found);
@@ -51,6 +51,11 @@ pub(crate) fn find(facts: &Facts, viewer: Viewer<'_>) -> Vec<Finding> {
             of_bus(facts, &mut found);
             for pipeline in &facts.pipelines {
                 of_pipeline(facts, pipeline, &mut found);
+            }
+            // Processes that run cannot register then, so after a while they seem gone.
+            if facts.redis.refuses_writes {
+                let needs_one = [Code::NoProcess, Code::NoReader, Code::NoWorkers];
+                found.retain(|finding| !needs_one.contains(&finding.code));
             }
             if let [first, others @ ..] = &*facts.not_seen {
                 let more = others.len() as u64;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::facts::RedisFacts;
 use super::find::NAMED;
 use super::text::{count, duration};
 use super::{Code, Facts, Finding, PipelineState};
@@ -25,18 +26,22 @@ const STARTING_MS: u64 = 5_000;
 /// changes.
 const BUS_AWAY_MS: u64 = 2_000;
 
-pub(super) fn unavailable(error: &str) -> Finding {
+/// `others_answer`: the error concerns only some primaries of a cluster.
+pub(super) fn unavailable(error: &str, others_answer: bool) -> Finding {
+    let (what, whose) = if others_answer {
+        ("Primaries of Redis do not answer", " for their bots")
+    } else {
+        ("Redis does not answer", "")
+    };
     Finding::new(
         Code::RedisUnavailable,
-        format!(
-            "Redis does not answer, so nothing is accepted or handled; nothing is lost: {error}"
-        ),
+        format!("{what}, so nothing is accepted or handled{whose}; nothing is lost: {error}"),
         "bring Redis back; the processes need no restart: fairlane check".to_owned(),
     )
 }
 
 pub(super) fn of_redis(facts: &Facts, found: &mut Vec<Finding>) {
-    let client = redis_cli(&facts.redis.target);
+    let client = redis_cli(&facts.redis);
     let mut add = |code, problem: String, remedy: String| {
         found.push(Finding::new(code, problem, remedy));
     };
@@ -47,6 +52,13 @@ pub(super) fn of_redis(facts: &Facts, found: &mut Vec<Finding>) {
             Code::RedisSlow,
             format!("Redis is slow: a round trip takes {}", duration(ms)),
             format!("look for slow commands and a slow network: {client} SLOWLOG GET 10"),
+        );
+    }
+    if let Some(what) = unwritable(facts) {
+        add(
+            Code::RedisDiskFull,
+            format!("Redis cannot write {what}, and refuses events"),
+            "free space on its disk, and check its log".to_owned(),
         );
     }
     let Some(info) = &facts.redis.info else { return };
@@ -62,13 +74,6 @@ pub(super) fn of_redis(facts: &Facts, found: &mut Vec<Finding>) {
             Code::RedisForgets,
             "Redis loses events when it restarts: appendonly is off".to_owned(),
             format!("{client} CONFIG SET appendonly yes"),
-        );
-    }
-    if !info.append_ok {
-        add(
-            Code::RedisDiskFull,
-            "Redis cannot write its append-only file, and refuses events".to_owned(),
-            "free space on its disk, and check its log".to_owned(),
         );
     }
     if info.role != "master" {
@@ -117,6 +122,17 @@ pub(super) fn of_redis(facts: &Facts, found: &mut Vec<Finding>) {
     }
 }
 
+/// What Redis cannot write to its disk, so that it refuses events.
+fn unwritable(facts: &Facts) -> Option<&'static str> {
+    let info = facts.redis.info.as_ref();
+    if info.is_some_and(|info| !info.append_ok) {
+        return Some("its append-only file");
+    }
+    // Without a `save` setting, Redis goes on after a failed snapshot.
+    let snapshot = info.is_some_and(|info| !info.snapshot_ok);
+    facts.redis.refuses_writes.then_some(if snapshot { "its snapshot" } else { "to its disk" })
+}
+
 /// Memory in use, in percent of the maximum; 0 without a maximum.
 fn percent_used(info: &ServerInfo) -> u64 {
     let used = u128::from(info.memory_used) * 100;
@@ -125,14 +141,15 @@ fn percent_used(info: &ServerInfo) -> u64 {
 }
 
 /// The `redis-cli` command for this Redis.
-fn redis_cli(target: &str) -> String {
+fn redis_cli(redis: &RedisFacts) -> String {
+    let tls = if redis.tls { " --tls" } else { "" };
     // Behind sentinels, the service follows.
-    let target = target.split(" (").next().unwrap_or_default();
+    let target = redis.target.split(" (").next().unwrap_or_default();
     // For a cluster: its first node.
     let (first, cluster) = target.split_once(',').map_or((target, ""), |(first, _)| (first, " -c"));
     match first.rsplit_once(':') {
         _ if target.starts_with('/') => format!("redis-cli -s {target}"),
-        Some((host, port)) => format!("redis-cli{cluster} -h {host} -p {port}"),
+        Some((host, port)) => format!("redis-cli{cluster}{tls} -h {host} -p {port}"),
         None => "redis-cli".to_owned(),
     }
 }
@@ -290,7 +307,7 @@ pub(super) fn of_bus(facts: &Facts, found: &mut Vec<Finding>) {
         found.extend(of_other_bus(facts, view, is_taken));
     }
     if facts.invalid > 0 {
-        let client = redis_cli(&facts.redis.target);
+        let client = redis_cli(&facts.redis);
         found.push(Finding::new(
             Code::InvalidEntries,
             format!("put aside because it could not be read: {}", count(facts.invalid, "event")),

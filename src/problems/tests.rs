@@ -45,6 +45,7 @@ fn healthy() -> Facts {
         clients_max: 10_000,
         append_only: true,
         append_ok: true,
+        snapshot_ok: true,
         replication: Replication { replicas: 1, lag_seconds: 1, lag_bytes: 100 },
     };
     let mut facts =
@@ -107,12 +108,13 @@ fn events_that_wait_for_further_ones_are_not_late() {
 #[test]
 fn each_finding_has_its_code_and_names_the_remedy() {
     type Harm = fn(&mut Facts);
-    let cases: [(Harm, Code, &str); 30] = [
+    let cases: [(Harm, Code, &str); 31] = [
         (|f| f.redis.error = Some("gone".to_owned()), Code::RedisUnavailable, "fairlane check"),
         (|f| f.redis.ping_ms = Some(250), Code::RedisSlow, "redis-cli SLOWLOG GET"),
         (|f| info(f).eviction = "allkeys-lru".to_owned(), Code::RedisEvicts, "noeviction"),
         (|f| info(f).append_only = false, Code::RedisForgets, "CONFIG SET appendonly yes"),
         (|f| info(f).append_ok = false, Code::RedisDiskFull, "its disk"),
+        (|f| f.redis.refuses_writes = true, Code::RedisDiskFull, "its disk"),
         (|f| info(f).role = "slave".to_owned(), Code::RedisReadOnly, "primary"),
         (|f| info(f).memory_used = (1 << 30) / 100 * 81, Code::RedisMemory, "raise maxmemory"),
         (|f| info(f).memory_used = 1 << 30, Code::RedisFull, "raise maxmemory"),
@@ -204,6 +206,15 @@ fn each_finding_has_its_code_and_names_the_remedy() {
     }
 }
 
+#[test]
+fn a_command_for_a_redis_that_speaks_tls_asks_for_tls() {
+    let mut facts = healthy();
+    info(&mut facts).append_only = false;
+    (facts.redis.target, facts.redis.tls) = ("db:6379".to_owned(), true);
+    let found = find(&facts, Viewer::All);
+    assert_eq!(found[0].remedy, "redis-cli --tls -h db -p 6379 CONFIG SET appendonly yes");
+}
+
 /// Adds a bus that is read and has 5 unread entries.
 fn other_bus(facts: &mut Facts, change: impl FnOnce(&mut BusView)) {
     let mut view = BusView {
@@ -243,8 +254,44 @@ fn a_bus_beside_redis_is_no_finding_during_a_short_break() {
     );
 }
 
+#[test]
+fn a_cluster_without_some_primaries_is_unavailable_for_their_bots_only() {
+    let mut facts = healthy();
+    facts.redis.error = Some("a:1, b:2".to_owned());
+    let told = |facts: &Facts| find(facts, Viewer::All)[0].problem.clone();
+    let all = "Redis does not answer, so nothing is accepted or handled; nothing is lost: a:1, b:2";
+    assert_eq!(told(&facts), all);
+    facts.redis.others_answer = true;
+    let some = "Primaries of Redis do not answer, so nothing is accepted or handled for their bots; nothing is lost: a:1, b:2";
+    assert_eq!(told(&facts), some);
+}
+
 fn info(facts: &mut Facts) -> &mut ServerInfo {
     facts.redis.info.as_mut().unwrap()
+}
+
+#[test]
+fn a_redis_that_refuses_writes_is_told_with_what_it_cannot_write() {
+    let told = |append_ok, snapshot_ok, refuses_writes| {
+        let mut facts = healthy();
+        (info(&mut facts).append_ok, info(&mut facts).snapshot_ok) = (append_ok, snapshot_ok);
+        facts.redis.refuses_writes = refuses_writes;
+        // No process can register then.
+        facts.processes.clear();
+        (facts.streams[0].unread, facts.pipelines[0].view.depth) = (Some(1), 1);
+        let found = find(&facts, Viewer::All).into_iter();
+        found.map(|finding| (finding.code, finding.problem)).collect::<Vec<_>>()
+    };
+    for (append_ok, snapshot_ok, what) in [
+        (false, true, "its append-only file"),
+        (true, false, "its snapshot"),
+        (true, true, "to its disk"),
+    ] {
+        let problem = format!("Redis cannot write {what}, and refuses events");
+        assert_eq!(told(append_ok, snapshot_ok, true), [(Code::RedisDiskFull, problem)]);
+    }
+    // A snapshot that an operator asked for.
+    assert_eq!(told(true, false, false)[0].0, Code::NoProcess);
 }
 
 #[test]

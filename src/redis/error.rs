@@ -83,6 +83,14 @@ impl Away for RedisError {
     fn is_away(&self) -> bool {
         matches!(self, Self::Connect { .. })
     }
+
+    fn has_answered(&self) -> bool {
+        match self {
+            Self::Connect { .. } | Self::Unknown { .. } => false,
+            Self::Partly(source) => source.has_answered(),
+            _ => true,
+        }
+    }
 }
 
 impl RedisError {
@@ -94,6 +102,11 @@ impl RedisError {
             Self::Partly(source) => source.is_full(),
             _ => false,
         }
+    }
+
+    /// Whether the server refuses, because it cannot write to its disk.
+    pub(crate) fn is_misconf(&self) -> bool {
+        matches!(self, Self::Refused { message, .. } if message.starts_with("MISCONF"))
     }
 
     /// What became of a request that ended with a temporary error, for its answer.
@@ -147,4 +160,25 @@ impl RedisError {
 /// Whether the server did not know the script (`SCRIPT FLUSH`), so that it did not run.
 pub(super) fn is_noscript(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.code() == "NOSCRIPT")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_an_answer_and_a_broken_connection_is_none() {
+        let target = || "here".to_owned();
+        let source = || std::io::Error::from(std::io::ErrorKind::BrokenPipe).into();
+        let message = "OOM".to_owned();
+        let refused = RedisError::Refused { target: target(), command: "GET", message };
+        let quota = QuotaExceeded { name: "queued_bytes", held: 2, limit: 1 };
+        assert!(refused.has_answered() && RedisError::Quota(quota).has_answered());
+        let unknown = RedisError::Unknown { target: target(), source: source() };
+        assert!(!unknown.has_answered() && !unknown.is_away());
+        let partly = RedisError::Partly(Box::new(unknown));
+        assert!(!partly.has_answered());
+        let away = RedisError::Connect { target: target(), source: source() };
+        assert!(!away.has_answered() && away.is_away());
+    }
 }

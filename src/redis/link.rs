@@ -338,6 +338,16 @@ impl Link {
         }
     }
 
+    /// The clock of a server, since 1970.
+    ///
+    /// # Errors
+    /// If there is no answer or the server refuses.
+    pub(crate) async fn time(&self) -> Result<Duration, RedisError> {
+        let time = self.command("TIME", redis::cmd("TIME")).await?;
+        let (seconds, micros) = self.read("TIME", time)?;
+        Ok(Duration::from_secs(seconds) + Duration::from_micros(micros))
+    }
+
     /// Sends one command to every primary; returns one answer each.
     ///
     /// # Errors

@@ -15,6 +15,7 @@
 //! | `sentinel` | asks sentinels for the primary |
 //! | `replicas` | waits until replicas have a write |
 //! | `link`, `cluster` | send each command to its node, again if its slot was migrated |
+//! | `serving` | which primaries answer, and serve |
 //! | `server`, `primary` | inspection for operators: Redis as a whole, and one of its servers |
 
 pub mod aside;
@@ -33,6 +34,7 @@ mod route;
 pub mod scripts;
 mod sentinel;
 mod server;
+mod serving;
 mod silence;
 mod slot;
 mod target;
@@ -47,6 +49,7 @@ pub use replicas::{ReplicaWait, Unconfirmed};
 pub use reply::ReplyError;
 pub(crate) use reply::{Reply, parse_score};
 pub use server::{GroupView, Server, StreamKind, StreamView};
+pub(crate) use serving::Serving;
 pub use target::Target;
 pub(crate) use target::timed_out;
 pub use url::{RedisUrl, RedisUrlError};

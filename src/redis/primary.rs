@@ -40,6 +40,8 @@ pub struct ServerInfo {
     pub append_only: bool,
     /// Whether the last write to that file succeeded.
     pub append_ok: bool,
+    /// Whether the last snapshot (`BGSAVE`) succeeded.
+    pub snapshot_ok: bool,
     /// Its replicas.
     pub replication: Replication,
 }
@@ -123,17 +125,20 @@ impl ServerInfo {
             clients_max: number("maxclients"),
             append_only: field("aof_enabled") == "1",
             append_ok: field("aof_last_write_status") != "err",
+            snapshot_ok: field("rdb_last_bgsave_status") != "err",
             replication: Replication::parse(text),
         }
     }
 
-    /// The fullest of several servers, with the replicas of the one that has the fewest; `None`
-    /// without a server.
+    /// The fullest of several servers, with the replicas of the one that has the fewest, and the failed
+    /// writes of any to its disk; `None` without a server.
     pub(crate) fn worst(infos: impl IntoIterator<Item = Self>) -> Option<Self> {
         let infos: Vec<Self> = infos.into_iter().collect();
         let replication = infos.iter().map(|info| info.replication).reduce(Replication::worse)?;
+        let append_ok = infos.iter().all(|info| info.append_ok);
+        let snapshot_ok = infos.iter().all(|info| info.snapshot_ok);
         let fullest = infos.into_iter().max_by_key(Self::fullness)?;
-        Some(Self { replication, ..fullest })
+        Some(Self { append_ok, snapshot_ok, replication, ..fullest })
     }
 }
 
@@ -276,7 +281,19 @@ mod tests {
         assert_eq!((info.memory_used, info.memory_max, info.uptime_seconds), (1_000, 2_000, 60));
         assert_eq!((info.eviction.as_str(), info.role.as_str()), ("allkeys-lru", "master"));
         assert_eq!((info.clients, info.clients_max), (3, 10_000));
-        assert!(info.append_only && info.append_ok);
+        assert!(info.append_only && info.append_ok && info.snapshot_ok);
+    }
+
+    #[test]
+    fn one_server_of_a_cluster_that_cannot_write_to_its_disk_is_found() {
+        let of = |text: &str| ServerInfo::parse(text);
+        let fullest = || of("used_memory:9\r\n");
+        let append = of("used_memory:1\r\naof_last_write_status:err\r\n");
+        let snapshot = of("used_memory:1\r\nrdb_last_bgsave_status:err\r\n");
+        for (failed, wanted) in [(append, (9, false, true)), (snapshot, (9, true, false))] {
+            let worst = ServerInfo::worst([failed, fullest()]).unwrap();
+            assert_eq!((worst.memory_used, worst.append_ok, worst.snapshot_ok), wanted);
+        }
     }
 
     #[test]

@@ -153,6 +153,11 @@ impl Target {
         self.0.sentinels.is_some()
     }
 
+    /// Whether connections to it are encrypted.
+    pub(crate) fn is_tls(&self) -> bool {
+        is_tls(self.client())
+    }
+
     /// How many sentinels name the same primary, and how many there are; `None` without sentinels.
     pub(crate) async fn agreeing_sentinels(&self) -> Option<(usize, usize)> {
         match &self.0.sentinels {
@@ -276,7 +281,7 @@ pub(super) fn connect_error(
 ) -> RedisError {
     let text = source.to_string();
     let met = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
-    let tls = matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. });
+    let tls = is_tls(client);
     let remedy = if source.kind() == redis::ErrorKind::AuthenticationFailed {
         "correct USER:PASSWORD in redis.url"
     } else if tls && met(&["UnknownIssuer", "BadSignature"]) {
@@ -308,6 +313,10 @@ pub(super) fn at(client: &Client, host: &str, port: u16) -> Client {
         _ => ConnectionAddr::Tcp(host, port),
     };
     Client::open(info.clone().set_addr(addr)).unwrap_or_else(|_| client.clone())
+}
+
+fn is_tls(client: &Client) -> bool {
+    matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. })
 }
 
 /// Host and port, or the path of the socket.

@@ -27,6 +27,7 @@ pub(crate) use self::run::{ID_MAX, Run};
 pub(crate) use self::survey::Survey;
 pub(crate) use self::time::TimeError;
 pub(crate) use self::time::read_time;
+use crate::bus::pages;
 use crate::bus::redis_stream::RedisStream;
 use crate::clock::rfc3339;
 use crate::config::PipelineConfig;
@@ -40,13 +41,6 @@ use crate::trail::Action;
 
 /// The extension attribute of a replayed event: the id of the replay.
 pub(crate) const MARK: &str = "fairlanereplay";
-
-/// Number of entries of the first page: few, because their sizes are unknown.
-const PAGE_FIRST: usize = 16;
-/// Maximum number of entries of a page.
-const PAGE_MAX: usize = 500;
-/// The aim of the size of a page, and the maximum of a call for one bot, in bytes.
-const PAGE_BYTES: usize = 4 << 20;
 
 /// What to replay.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -256,7 +250,7 @@ impl Replay {
     async fn read(&self, place: Place, size: usize) -> Result<Page, RedisError> {
         let after = Offset { ms: place.after.0, seq: place.after.1 };
         let until_ms = self.spec.until_ms - 1;
-        let found = self.streams[place.stream].between(after, until_ms, size).await?;
+        let (found, bytes) = self.streams[place.stream].between(after, until_ms, size).await?;
         let entries = found.len();
         let next = match found.last() {
             Some(last) if entries == size => {
@@ -264,18 +258,14 @@ impl Replay {
             }
             _ => self.start_of(place.stream + 1),
         };
-        let mut bytes = 0;
         let mut events = Vec::new();
         for entry in found {
             let Ok(event) = entry.event else { continue };
-            bytes += event.data().map_or(0, str::len);
             if self.wants(&event) {
                 events.push((entry.offset, event));
             }
         }
-        let of_one = bytes / entries.max(1) + 1;
-        // Growth is slow, because large entries may follow small ones.
-        let size = (PAGE_BYTES / of_one).min(2 * size).clamp(1, PAGE_MAX);
+        let size = pages::next(entries, bytes);
         Ok(Page { events, entries: entries as u64, next, size })
     }
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{PAGE_BYTES, Place, Replay};
+use super::{Place, Replay};
+use crate::bus::pages;
 use crate::clock::millis;
 use crate::id::{BotId, Offset};
 use crate::redis::RedisError;
@@ -41,7 +42,7 @@ impl Replay {
         // The parts of a bot go one after the other: behind a refused part, nothing may be put.
         while !left.is_empty() {
             let parts: Vec<_> =
-                left.iter().map(|&(bot, events)| (bot, split(events, PAGE_BYTES))).collect();
+                left.iter().map(|&(bot, events)| (bot, split(events, pages::BYTES))).collect();
             let calls: Vec<_> = parts
                 .iter()
                 .map(|&(bot, (events, _))| scripts::Replay {

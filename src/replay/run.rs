@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::put::Encoded;
-use super::{Copied, MARK, PAGE_FIRST, Page, Place, Replay, ReplayRefused, Spec};
+use super::{Copied, MARK, Page, Place, Replay, ReplayRefused, Spec};
+use crate::bus::pages;
 use crate::clock::millis;
 use crate::id::BotId;
 use crate::redis::{Link, RedisError, Reply, ReplyError, keys};
@@ -58,7 +59,7 @@ pub(crate) struct Run {
 
 /// For runs that were stored without it.
 fn page_first() -> usize {
-    PAGE_FIRST
+    pages::FIRST
 }
 
 /// The result of a step.
@@ -178,7 +179,7 @@ impl Replay {
             only: None,
             over: false,
             again: false,
-            page: PAGE_FIRST,
+            page: pages::FIRST,
             stored: false,
         }))
     }
@@ -276,8 +277,10 @@ impl Replay {
         deadline: Option<Instant>,
     ) -> Result<(Place, Page), RedisError> {
         let mut place = run.place;
-        // A small step does not read a large page for a few events.
-        let mut page = self.read(place, run.page.min(max.max(PAGE_FIRST))).await?;
+        // Earlier versions stored runs with larger pages. A small step does not read a large page for a
+        // few events.
+        let size = run.page.min(pages::MAX).min(max.max(pages::FIRST));
+        let mut page = self.page(run, place, size).await?;
         let mut pages = 1;
         let may_read = |pages| match deadline {
             Some(deadline) => Instant::now() < deadline,
@@ -285,11 +288,29 @@ impl Replay {
         };
         while page.events.is_empty() && !self.is_over(page.next) && may_read(pages) {
             place = page.next;
-            page = self.read(place, page.size).await?;
+            page = self.page(run, place, page.size).await?;
             pages += 1;
         }
-        run.page = page.size;
         Ok((place, page))
+    }
+
+    /// Reads a page of a run, which learns the size of its next one.
+    async fn page(&self, run: &mut Run, place: Place, size: usize) -> Result<Page, RedisError> {
+        let read = self.read(place, size).await;
+        match &read {
+            Ok(page) => run.page = page.size,
+            // Without an answer, the page may have been too large.
+            Err(error) if error.may_have_run() => {
+                run.page = (size / 2).max(1);
+                if run.stored {
+                    // If it is not stored, a later step asks for as many entries again. Events may be put
+                    // that are not counted, because the answer was lost: it is kept for long.
+                    let _ = run.store(self.queue.link(), KEEP).await;
+                }
+            }
+            Err(_) => {}
+        }
+        read
     }
 }
 
@@ -352,6 +373,6 @@ mod tests {
         assert_eq!(stored["page"].take(), 40);
         stored.as_object_mut().unwrap().remove("page");
         let read: Run = serde_json::from_value(stored).unwrap();
-        assert_eq!(read, Run { page: PAGE_FIRST, ..run() });
+        assert_eq!(read, Run { page: pages::FIRST, ..run() });
     }
 }

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use utoipa::ToSchema;
 
 use super::{Copied, Place, Replay};
+use crate::bus::pages;
 use crate::id::BotId;
 use crate::redis::RedisError;
 
@@ -64,7 +65,7 @@ impl Replay {
         let mut survey =
             Survey { gone_until_ms: self.gone().await?, complete: true, ..Survey::default() };
         let mut bots: HashMap<BotId, u64, FxBuildHasher> = HashMap::default();
-        let mut size = super::PAGE_FIRST;
+        let mut size = pages::FIRST;
         while !self.is_over(place) {
             let (page, stream) = (self.read(place, size).await?, place.stream);
             (place, size) = (page.next, page.size);

@@ -55,7 +55,8 @@ impl RedisConfig {
 #[derive(Debug, Clone)]
 pub struct MongoConfig {
     /// `None`: a private server under [`Config::data_dir`](crate::config::Config::data_dir) beside
-    /// a private Redis. Without its program, components that need MongoDB do not run.
+    /// a private Redis. Without its program, components that need MongoDB do not run; with data of an
+    /// earlier start, the process does not start.
     pub url: Option<MongoUrl>,
     /// The database for all data: 1 to 63 bytes that MongoDB allows in a name, and none of its own
     /// databases.

@@ -37,7 +37,10 @@ impl AdmissionGate {
             self.admission.waited(ask.class, request.waited);
         }
         if let Some(watch) = &request.watch {
-            watch.measure(|| Meters { whole: self.shed_seconds.clone(), answer: None });
+            watch.measure(|| {
+                let whole = self.shed_seconds.clone();
+                Meters { route: None, whole, answer: None }
+            });
         }
         let now = self.admission.now();
         if let Some(pause) = self.pace.pause(now) {

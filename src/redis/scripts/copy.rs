@@ -279,8 +279,8 @@ pub struct Push<'a> {
     pub bot: &'a BotId,
     /// Serialised events, in order; exactly one if delayed.
     pub events: &'a [Vec<u8>],
-    /// When the event becomes due, ms since 1970; 0: now.
-    pub due_ms: u64,
+    /// When the event becomes due, ms since 1970; 0: now; negative: so many ms after the script runs.
+    pub due_ms: i64,
     /// A second call with the same key within this time (ms) changes nothing.
     pub idempotency: Option<(&'a str, u64)>,
 }

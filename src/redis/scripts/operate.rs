@@ -394,12 +394,12 @@ impl Call for Reconcile<'_> {
     }
 }
 
-/// `lua/beat.lua`. Returns the states of the processes that were stored within the ttl.
+/// `lua/beat.lua`.
 #[derive(Debug)]
 pub struct Beat<'a> {
     /// The key of the registry.
     pub key: &'a str,
-    /// The process id; empty: read only.
+    /// The process id.
     pub id: &'a str,
     /// Its state; empty: remove it.
     pub says: &'a str,
@@ -408,7 +408,7 @@ pub struct Beat<'a> {
 }
 
 impl Call for Beat<'_> {
-    type Reply = Vec<String>;
+    type Reply = ();
     const NAME: &'static str = "beat";
     const LASTING: bool = false;
 
@@ -418,12 +418,7 @@ impl Call for Beat<'_> {
         cmd
     }
 
-    fn reply(value: Value) -> Result<Vec<String>, ReplyError> {
-        let mut reply = Reply::new(value)?;
-        let mut said = Vec::with_capacity(reply.len());
-        while reply.len() > 0 {
-            said.push(reply.text()?);
-        }
-        Ok(said)
+    fn reply(value: Value) -> Result<(), ReplyError> {
+        Reply::yes(value).map(drop)
     }
 }

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use fairlane::automations::store::{Expected, RuleStore};
+use fairlane::automations::store::{AUTOMATIONS, Expected, RuleStore, WriteError, document};
 use fairlane::config::MongoUrl;
 use fairlane::id::{BotId, RuleId};
 use fairlane::mongo::client::Mongo;
+use mongodb::bson::Document;
 use serde_json::{Value, json};
 
 use crate::support::automation_rig::{
@@ -65,17 +66,16 @@ async fn a_bot_has_a_thousand_rules_and_no_more() {
         json!({ "on": ["hit"], "filter": format!("event.data.n == {n}"),
             "actions": [{ "set_field": { "field": format!("f{}", n % 100), "value": n } }] })
     };
-    let writing = (0..1_000).map(|n| async move { (n, rule(n)) });
-    let rig = &rig;
-    futures_util::StreamExt::for_each_concurrent(
-        futures_util::stream::iter(writing),
-        8,
-        |next| async move {
-            let (n, rule) = next.await;
-            rig.put("shop", &format!("r{n:04}"), &rule).await;
-        },
-    )
-    .await;
+    // Each request reads the sizes of all rules, so most of them are stored without one.
+    let bot = BotId::parse("shop").unwrap();
+    let stored = (0..980).map(|n| {
+        let id = RuleId::parse(&format!("r{n:04}")).unwrap();
+        document(&bot, &id, &serde_json::from_value(rule(n)).unwrap())
+    });
+    rig.stores.collection(AUTOMATIONS).await.insert_many(stored).await.unwrap();
+    for n in 980..1_000 {
+        rig.put("shop", &format!("r{n:04}"), &rule(n)).await;
+    }
     let more = put(&rig.client, "shop", "one-more", &rule(1)).await;
     assert_eq!(
         (more.code, more.problem().contains("too-many-rules")),
@@ -114,6 +114,54 @@ async fn a_bot_has_a_thousand_rules_and_no_more() {
     let of = |code: u16| codes.iter().filter(|given| **given == code).count();
     assert_eq!((of(201), of(409)), (10, 20), "{codes:?}");
     assert_eq!(count().await, 1_000);
+}
+
+/// Creates a rule. Returns the number of rules that are new: 0 if the bot has its maximum.
+async fn create(store: &RuleStore, bot: &BotId, name: &str) -> usize {
+    let rule = serde_json::from_value(versioned(1)).unwrap();
+    let id = RuleId::parse(name).unwrap();
+    loop {
+        match store.put(bot, &id, &rule, &Expected::Nothing).await {
+            Ok(_) => return 1,
+            Err(WriteError::TooMany) => return 0,
+            Err(WriteError::Contended) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Each checks the rules of the bot and then writes. None waits for the others.
+#[tokio::test]
+async fn processes_that_write_rules_of_a_bot_together_leave_it_a_thousand() {
+    let server = mongo::MongoServer::start(mongo::Options::default());
+    let mongo = Mongo::open(&MongoUrl::parse(&server.url()).unwrap(), "fairlane").await.unwrap();
+    // The stores of eight processes.
+    let stores: Vec<_> = (0..8).map(|_| RuleStore::new(mongo.clone())).collect();
+    stores[0].prepare().await.unwrap();
+    let bot = BotId::parse("shop").unwrap();
+    // Rules of an earlier version.
+    let earlier = (0..990).map(|n| {
+        let id = RuleId::parse(&format!("earlier-{n}")).unwrap();
+        document(&bot, &id, &serde_json::from_value(versioned(1)).unwrap())
+    });
+    let client = mongodb::Client::with_uri_str(server.url()).await.unwrap();
+    let rules = client.database("fairlane").collection::<Document>(AUTOMATIONS);
+    rules.insert_many(earlier).await.unwrap();
+
+    let together = async |round: usize| {
+        let writes = (0..16)
+            .map(async |n: usize| create(&stores[n % 8], &bot, &format!("new-{round}-{n}")).await);
+        futures_util::future::join_all(writes).await.into_iter().sum::<usize>()
+    };
+    assert_eq!(together(1).await, 10);
+    let all = stores[0].list(&bot).await.unwrap();
+    assert_eq!(all.len(), 1_000);
+    let new = all.into_iter().map(|rule| rule.id).filter(|id| id.as_str().starts_with("new-"));
+    for gone in new.take(2).chain([RuleId::parse("earlier-7").unwrap()]) {
+        assert!(stores[0].delete(&bot, &gone, &Expected::Something).await.unwrap());
+    }
+    assert_eq!(together(2).await, 3);
+    assert_eq!(stores[0].list(&bot).await.unwrap().len(), 1_000);
 }
 
 /// The rule at the given version. Its emits must agree.

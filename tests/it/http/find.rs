@@ -1,5 +1,6 @@
 //! Where is an event? Over HTTP, on the command line and on the page, for each answer that there is.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fairlane::handler::{Failure, Outcomes, Slice};
@@ -93,6 +94,18 @@ impl Rig {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("fairlane.toml"), &self.config).unwrap();
         run_in(directory.path(), &[&["events", "find"], arguments].concat(), "")
+    }
+
+    /// Runs a script with each key of a pattern. Returns their number.
+    async fn run(&self, script: &str, pattern: &str) -> usize {
+        let mut connection = self.server.connection().await;
+        let keys: Vec<String> =
+            redis::cmd("KEYS").arg(pattern).query_async(&mut connection).await.unwrap();
+        for key in &keys {
+            let mut run = redis::cmd("EVAL");
+            let () = run.arg(&[script, "1", key]).query_async(&mut connection).await.unwrap();
+        }
+        keys.len()
     }
 
     async fn page(&self, id: &str) -> String {
@@ -207,6 +220,79 @@ async fn an_event_that_the_bus_has_forgotten_is_found_by_its_attempts_its_letter
         .unwrap();
     assert_eq!(rig.client().get("/v1/events/new-1").await.code, 404);
     assert_eq!(rig.state("new-1?bot=new").await, "paused");
+}
+
+/// The list of the lane has copies of its first event in front of the wanted one: more than are searched.
+#[tokio::test]
+async fn an_event_behind_more_events_of_its_lane_than_are_searched_is_not_said_to_have_left() {
+    let rig = Rig::start_with(&[("pipelines.find.order_by", "\"subject\"")]).await;
+    let events = [1, 2].map(|n| event("failing", n, &json!({ "subject": "bad" })));
+    add(&rig.server, STREAM, &events).await;
+    eventually(LONG, "both are set aside", async || {
+        let bot = rig.client().get("/v1/pipelines/find/bots/failing").await;
+        bot.code == 200 && bot.json()["set_aside"] == 2
+    })
+    .await;
+    assert_eq!(rig.state("failing-2").await, "parked");
+    let copy = "local one = redis.call('LINDEX', KEYS[1], 0) \
+        for i = 1, 20000 do redis.call('LPUSH', KEYS[1], one) end";
+    assert_eq!(rig.run(copy, "fl:{find:*}:a:*").await, 1);
+    assert_eq!(rig.state("failing-1").await, "parked");
+    assert_eq!(rig.state("failing-2").await, "unknown");
+}
+
+/// All attempts of a shard may have many MB, and Redis does nothing else while it reads them.
+#[tokio::test]
+async fn a_search_without_the_bot_reads_the_attempts_of_all_bots_a_page_at_a_time() {
+    let rig = Rig::start().await;
+    add(&rig.server, STREAM, &["good", "failing"].map(|bot| event(bot, 1, &json!({})))).await;
+    rig.becomes("good-1", "done").await;
+    rig.becomes("failing-1", "parked").await;
+    let mut connection = rig.server.connection().await;
+    eventually(LONG, "both attempts are kept", async || {
+        let mut attempts = 0;
+        for id in ["good-1", "failing-1"] {
+            let found = rig.found(id).await;
+            attempts += found["pipelines"][0]["attempts"].as_array().unwrap().len();
+        }
+        attempts == 2
+    })
+    .await;
+    let () = redis::cmd("XTRIM")
+        .arg(&[STREAM, "MAXLEN", "0"])
+        .query_async(&mut connection)
+        .await
+        .unwrap();
+    // What cannot be read takes room, too.
+    let done = "for i = 1, 200 do redis.call('XADD', KEYS[1], '*', 'b', 'x') end";
+    assert_eq!(rig.run(done, "fl:{find:*}:history").await, 1);
+    let failed =
+        "for i = 1, 200 do redis.call('HSET', KEYS[1], 'other-' .. i, string.rep('x', 99)) end";
+    assert_eq!(rig.run(failed, "fl:{find:*}:history-failed").await, 1);
+    rig.server.note_commands().await;
+    for (id, state) in [("good-1", "done"), ("failing-1", "parked")] {
+        assert_eq!(rig.found(id).await["pipelines"][0]["state"], state, "{id}");
+    }
+    // A search that finds nothing reads all pages.
+    assert_eq!(rig.client().get("/v1/events/none-1").await.code, 404);
+    let commands = rig.server.noted().await;
+    // Of the shard with the most of them.
+    let reads = |word: &str| {
+        let mut of_shards = BTreeMap::<_, usize>::new();
+        for words in commands.iter().filter(|words| words[0] == word) {
+            if words[1].contains("}:history") {
+                *of_shards.entry(&words[1]).or_default() += 1;
+            }
+        }
+        of_shards.into_values().max().unwrap_or(0)
+    };
+    // Without pages, each of the three searches would read a shard once.
+    assert!(reads("XREVRANGE") > 3 && reads("HSCAN") > 3, "{commands:?}");
+    for words in &commands {
+        let is_read = ["XRANGE", "XREVRANGE", "HGETALL"].contains(&words[0].as_str());
+        let is_whole = is_read && !words.contains(&"COUNT".to_owned());
+        assert!(!is_whole || !words[1].contains("}:history"), "{words:?}");
+    }
 }
 
 #[tokio::test]

@@ -206,6 +206,30 @@ async fn a_request_cut_by_its_deadline_counts_with_the_time_until_its_answer() {
 }
 
 #[tokio::test]
+async fn a_request_whose_client_leaves_counts_with_code_499() {
+    let server = RedisServer::start(Options::default());
+    let (process, client) = start(&server, &[]).await;
+    server.sigstop();
+    let mut stream = TcpStream::connect(process.http()).await.unwrap();
+    let head = client.head("GET", "/v1/pipelines/test", &[]);
+    stream.write_all(head.as_bytes()).await.unwrap();
+    eventually(LONG, "it is admitted", async || {
+        let (_, text) = get(&process.metrics(), "/metrics").await;
+        let admitted = [("class", "p1"), ("decision", "admitted")];
+        metric(&text, "fairlane_admission_total", &admitted) == Some(1.0)
+    })
+    .await;
+    tokio::time::sleep(PAUSE).await;
+    drop(stream);
+    let route = ("route", "/v1/pipelines/{pipeline}");
+    counted(&process, "http_seconds", route, 1.0).await;
+    server.sigcont();
+    let (_, text) = get(&process.metrics(), "/metrics").await;
+    let of = |code| metric(&text, "fairlane_http_requests_total", &[route, ("code", code)]);
+    assert_eq!((of("499"), of("200")), (Some(1.0), None), "{text}");
+}
+
+#[tokio::test]
 async fn a_live_page_counts_until_its_head_although_it_goes_on() {
     let server = RedisServer::start(Options::default());
     let (process, client) = start(&server, &[]).await;

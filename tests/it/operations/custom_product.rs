@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use fairlane::app::{App, AppError};
 use fairlane::config::Config;
+use fairlane::formats::Format;
 use fairlane::lifecycle::Shutdown;
 use fairlane::product::{
     Class, OpenError, Opening, Part, Product, Route, Scope, Seat, SharedHandler, axum,
@@ -170,4 +171,40 @@ async fn a_route_that_is_served_already_or_not_below_v1_stops_the_start() {
         let error = refused(with_section(&server, "", &[]), Greedy(template)).await;
         assert!(error.contains(template), "{error}");
     }
+}
+
+/// The product of the example. Its data has a later format.
+#[derive(Default)]
+struct Later(Activity);
+
+static LATER: [Format; 1] =
+    [Format { number: 2, oldest_reader: 2, ..Format::first("activity", "counts") }];
+
+impl Product for Later {
+    fn pipeline(&self) -> &'static str {
+        self.0.pipeline()
+    }
+
+    fn formats(&self) -> &'static [Format] {
+        &LATER
+    }
+
+    fn open(&self, opening: &Opening<'_>) -> Result<Arc<dyn Part>, OpenError> {
+        self.0.open(opening)
+    }
+}
+
+#[tokio::test]
+async fn a_start_that_fails_does_not_mark_the_data_so_the_earlier_version_still_starts() {
+    let server = RedisServer::start(Options::default());
+    let tokens =
+        "[{ name = \"a\", token_file = \"/nowhere/a\", scopes = [\"read\"], bots = [\"*\"] }]";
+    let config = with_section(&server, "", &[("auth.tokens", tokens)]);
+    let error = refused(config, Later::default()).await;
+    assert!(error.contains("/nowhere/a"), "{error}");
+    let has_mark = async || server.ask(&["HEXISTS", "fl:formats", "activity:2"]).await;
+    assert_eq!(has_mark().await, "0");
+    let builder = App::builder(with_section(&server, "", &[])).product(Later::default());
+    drop(Box::pin(builder.build()).await.unwrap());
+    assert_eq!(has_mark().await, "1");
 }

@@ -190,6 +190,28 @@ async fn a_process_without_redis_is_alive_but_not_ready() {
 }
 
 #[tokio::test]
+async fn a_process_that_cannot_register_says_why_it_is_not_ready() {
+    let server = RedisServer::start(Options { tcp: true, ..Options::default() });
+    // All keys but that of the processes.
+    let rights = "ACL SETUSER u reset on >pw +@all ~fl:[^p]* ~fl:pi* ~fairlane:* &fl:*";
+    server.ask(&rights.split(' ').collect::<Vec<_>>()).await;
+    let url = format!("\"redis://u:pw@{}\"", server.tcp_addr());
+    let settings = [("redis.url", &*url), ("pipelines.test.handler", "\"log\"")];
+    let process = Served::spawn(&config(&server, "test", &settings), "ingest,work,http,schedule");
+    eventually(LONG, "it runs", async || process.log().contains("fairlane is running")).await;
+    let reason =
+        "this process is not registered in Redis yet: Redis refuses; the log has the reason";
+    eventually(LONG, "it says why", async || {
+        let (code, body) = get(&process.metrics(), "/readyz").await;
+        code == 503 && body.contains(reason)
+    })
+    .await;
+    let log = process.log();
+    let line = log.lines().find(|line| line.contains("not ready yet; retrying")).unwrap();
+    assert!(line.contains("NOPERM"), "{line}");
+}
+
+#[tokio::test]
 async fn a_process_without_mongodb_is_degraded_and_says_so() {
     let mut mongo = MongoServer::start(mongo::Options::default());
     let url = format!("{:?}", mongo.url());

@@ -83,8 +83,13 @@ fn recorded(data_dir: &Path) -> Option<u32> {
 
 /// Builds an instance that fails for another reason if it gets as far as its pipelines.
 async fn build(dir: &TempDir, program: &Path) -> AppError {
-    let text = "[pipelines.one]\nhandler = \"nothing\"\nevents = [\"*\"]\n";
-    let mut config = Config::from_toml(text, "the test").unwrap();
+    build_with("", dir, program).await
+}
+
+/// The same with these further settings.
+async fn build_with(settings: &str, dir: &TempDir, program: &Path) -> AppError {
+    let text = format!("[pipelines.one]\nhandler = \"nothing\"\nevents = [\"*\"]\n{settings}");
+    let mut config = Config::from_toml(&text, "the test").unwrap();
     dir.path().clone_into(&mut config.data_dir);
     config.mongodb.program = Some(program.to_owned());
     Box::pin(App::builder(config).build()).await.unwrap_err()
@@ -312,6 +317,43 @@ async fn a_process_runs_without_a_server_only_if_no_program_works() {
         assert!(ended, "{}: {error}", program.display());
         assert!(error.to_string().contains("disable the pipelines that need MongoDB"), "{error}");
     }
+}
+
+/// Otherwise it would run without counters and rules, and lose their events.
+#[tokio::test]
+async fn a_process_does_not_start_if_the_program_for_the_data_of_an_earlier_start_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mongo, _guard) = start(&dir).await;
+    assert!(mongo.stop().await.unwrap());
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    for program in [Path::new("no-such-mongod"), &*file.join("mongod"), &*file] {
+        let error = build(&dir, program).await;
+        let gone = matches!(error, AppError::PrivateMongo(PrivateMongoError::ProgramGone { .. }));
+        assert!(gone, "{}: {error}", program.display());
+        let (text, name) = (error.to_string(), program.to_str().unwrap());
+        for word in ["/mongodb/data ", name, "FAIRLANE_MONGOD", "mongodb.url", "enabled = false"] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+        assert_eq!(CliError::from(error).exit(), Exit::Unavailable);
+    }
+    let off = "[pipelines.counters]\nenabled = false\n[pipelines.automations]\nenabled = false\n";
+    let error = build_with(off, &dir, Path::new("no-such-mongod")).await;
+    assert!(matches!(error, AppError::Handler { .. }), "{error}");
+}
+
+/// The remedy is not to install the program.
+#[tokio::test]
+async fn an_error_that_may_pass_does_not_say_that_the_program_for_the_data_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("mongodb/data");
+    fs::create_dir_all(&data).unwrap();
+    fs::write(data.join("journal"), "x").unwrap();
+    // Longer than any argument may be.
+    let arguments = vec!["x".repeat(4 << 20).into()];
+    let options = Options { arguments, ..script(&dir, "mongod", "exit 3") };
+    let error = refusal(dir.path(), options).await;
+    assert!(matches!(error, PrivateMongoError::Program { .. }), "{error}");
 }
 
 /// It recovers its data before it listens.

@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::support::bus::{add, event};
 use crate::support::cli::{Ran, run_in};
 use crate::support::config::{STREAM, config};
+use crate::support::disk::Full;
 use crate::support::http::{get, metric};
 use crate::support::instance::Instance;
 use crate::support::process::signal;
@@ -196,13 +197,19 @@ async fn entries_that_were_deleted_are_not_unread_and_those_that_wait_are_counte
     assert_eq!(stream().await.unread, Some(7), "nobody reads");
 }
 
-#[tokio::test]
-async fn a_frozen_private_redis_holds_the_status_up_for_seconds_only() {
-    let mut process = Served::start(
-        "data_dir = \"data\"\nhttp.listen = \"127.0.0.1:0\"\nmetrics.listen = \"127.0.0.1:0\"\n\
-         [pipelines.one]\nhandler = \"log\"\nevents = [\"*\"]\n",
-    )
-    .await;
+/// A process with a private Redis.
+const PRIVATE: &str = "data_dir = \"data\"\n\
+    http.listen = \"127.0.0.1:0\"\nmetrics.listen = \"127.0.0.1:0\"\n\
+    [pipelines.one]\nhandler = \"log\"\nevents = [\"*\"]\n";
+
+async fn run_beside(process: &Served, arguments: &'static [&'static str]) -> Ran {
+    let dir = process.directory().to_owned();
+    tokio::task::spawn_blocking(move || run_in(&dir, arguments, "")).await.unwrap()
+}
+
+/// Runs a command beside a process whose private Redis is frozen. It must end within seconds.
+async fn run_beside_frozen(arguments: &'static [&'static str]) -> Ran {
+    let mut process = Served::start(PRIVATE).await;
     let log = process.log();
     let line = log.lines().find(|line| line.contains("private Redis is ready")).unwrap();
     let line: Value = serde_json::from_str(line).unwrap();
@@ -210,17 +217,60 @@ async fn a_frozen_private_redis_holds_the_status_up_for_seconds_only() {
     signal(pid, "STOP");
     let stalls = Stalls::watch();
     let began = Instant::now();
-    let dir = process.directory().to_owned();
-    let asked = move || run_in(&dir, &["status", "--json"], "");
-    let status = tokio::task::spawn_blocking(asked).await.unwrap();
+    let ran = run_beside(&process, arguments).await;
     let took = began.elapsed();
     signal(pid, "CONT");
     assert!(took < Duration::from_secs(8) + 2 * stalls.longest(), "{took:?}");
-    assert_eq!(status.code, 69, "{status:?}");
+    assert_eq!(ran.code, 69, "{ran:?}");
+    // A killed process would leave its Redis behind.
+    process.sigterm();
+    process.wait_exit(LONG).expect("it stops");
+    ran
+}
+
+#[tokio::test]
+async fn a_frozen_private_redis_holds_the_status_up_for_seconds_only() {
+    let status = run_beside_frozen(&["status", "--json"]).await;
     let said: Value = serde_json::from_str(&status.out).unwrap();
     assert_eq!(said["problems"][0]["code"], "redis-unavailable", "{said}");
     assert!(status.err.contains("the private Redis under"), "{status:?}");
-    // A killed process would leave its Redis behind.
+}
+
+#[tokio::test]
+async fn a_frozen_private_redis_holds_the_check_up_for_seconds_only() {
+    let check = run_beside_frozen(&["check", "--json"]).await;
+    let said: Value = serde_json::from_str(&check.out).unwrap();
+    let of = |name: &str| {
+        let found = said.as_array().unwrap().iter().find(|finding| finding["check"] == name);
+        found.unwrap_or_else(|| panic!("no {name} in {said}"))
+    };
+    assert_eq!(of("redis")["state"], "fail", "{said}");
+    let found = of("redis")["found"].as_str().unwrap();
+    assert!(found.contains("data/redis/redis.log"), "{found}");
+    assert_eq!(of("pipeline one")["state"], "ok", "{said}");
+}
+
+#[tokio::test]
+async fn a_private_redis_that_cannot_write_to_its_disk_counts_as_one_that_answers() {
+    let mut process = Served::start(PRIVATE).await;
+    let socket = process.directory().join("data/redis/redis.sock");
+    let client = redis::Client::open(format!("redis+unix://{}", socket.display())).unwrap();
+    let full = Full::fill(client.get_multiplexed_async_connection().await.unwrap()).await;
+    let status = run_beside(&process, &["status", "--json"]).await;
+    let said: Value = serde_json::from_str(&status.out).unwrap();
+    assert_eq!(status.code, 0, "{status:?}");
+    assert_eq!(said["problems"][0]["code"], "redis-disk-full", "{said}");
+    let pause = run_beside(&process, &["pipelines", "pause", "one"]).await;
+    assert_eq!(pause.code, 69, "{pause:?}");
+    assert!(pause.err.contains("MISCONF"), "{pause:?}");
+    assert!(pause.err.contains("free space on its disk"), "{pause:?}");
+    let check = run_beside(&process, &["check"]).await;
+    assert!(check.out.contains("the last snapshot (BGSAVE) failed"), "{check:?}");
+    // It asks every two seconds.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let log = process.log();
+    assert!(!log.contains("the private Redis does not answer"), "{log}");
+    full.free().await;
     process.sigterm();
     process.wait_exit(LONG).expect("it stops");
 }

@@ -80,7 +80,9 @@ pub(super) async fn show(
         (bot, letter, kept)
     }));
     let letters = letters.await;
-    let (look, now_ms) = (queue.view(api.clock.now()).await?, millis(api.clock.now()));
+    // Due times are those of Redis: the clock of this process may be wrong.
+    let now = api.queues.time().await?;
+    let (look, now_ms) = (queue.view(now).await?, millis(now));
     let first_due = queue.first_due_ms().await?;
     let overdue_ms = first_due.map_or(0, |first| now_ms.saturating_sub(first));
     let view = View {

@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 
 use super::{LONG, SAFE};
 use crate::support::cli::run_in;
+use crate::support::cluster::Cluster;
 use crate::support::config::config;
-use crate::support::http::Client;
+use crate::support::http::{Client, get, metric};
 use crate::support::redis::RedisServer;
 use crate::support::served::Served;
 use crate::support::tokens::{Tokens, text};
@@ -97,4 +98,51 @@ async fn findings_beside_the_readiness_are_names_unless_a_token_may_read() {
         .collect();
     assert_eq!(keys, ["code", "severity", "runbook"].map(str::to_owned).into());
     server.sigcont();
+}
+
+/// Otherwise one missing primary would take every process out of its load balancer.
+#[tokio::test]
+async fn a_process_is_ready_while_a_primary_of_its_cluster_answers_and_says_how_many_do_not() {
+    let mut cluster = Cluster::start(SAFE, 3, false).await;
+    let tokens = Tokens::new(&[
+        ("reader", "scopes = [\"read\"], bots = [\"*\"]"),
+        ("shop", "scopes = [\"read\"], bots = [\"a\"]"),
+    ]);
+    let settings = [("auth.tokens", &*tokens.setting), ("pipelines.test.handler", "\"log\"")];
+    let process = Served::start(&config(&cluster, "test", &settings)).await;
+    let stranger = Client::new(&process.http());
+    let by = |name: &str| stranger.with_token(&text(name));
+    let calm = json!({ "status": "ready", "redis": "up" });
+    eventually(LONG, "all answer", async || ready(&stranger, "").await == (200, calm.clone()))
+        .await;
+
+    let lost = cluster.nodes[0].tcp_addr().to_string();
+    let degraded = json!({ "status": "degraded", "redis": "up", "primaries_down": 1 });
+    // One that is frozen is as good as one that is missing.
+    cluster.nodes[0].sigstop();
+    for trouble in ["frozen", "killed"] {
+        if trouble == "killed" {
+            cluster.nodes[0].kill9();
+        }
+        eventually(LONG, trouble, async || ready(&stranger, "").await == (200, degraded.clone()))
+            .await;
+        let (code, said) = ready(&by("reader"), "?verbose").await;
+        let problem = said["problems"][0]["problem"].as_str().unwrap();
+        assert!(code == 200 && problem.contains(&lost), "{trouble}: {said}");
+        for client in [&stranger, &by("shop")] {
+            let (code, said) = ready(client, "?verbose").await;
+            assert!(code == 200 && !said.to_string().contains(&lost), "{trouble}: {said}");
+        }
+    }
+    eventually(LONG, "the metric of the alert says so too", async || {
+        let (_, text) = get(&process.metrics(), "/metrics").await;
+        metric(&text, "fairlane_redis_up", &[]) == Some(0.0)
+    })
+    .await;
+
+    // The last one has no majority, so it refuses all keys, although it answers PING.
+    cluster.nodes[1].kill9();
+    let down = json!({ "status": "unavailable", "redis": "down" });
+    eventually(LONG, "none serves", async || ready(&stranger, "").await == (503, down.clone()))
+        .await;
 }

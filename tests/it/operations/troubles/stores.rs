@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::{LONG, SAFE, Scene, Trouble};
+use super::{Found, LONG, SAFE, Scene, Trouble};
 use crate::support::config::config;
 use crate::support::counter_fleet::Stores;
+use crate::support::disk::Full;
 use crate::support::mongo;
 use crate::support::proxy::distance::Distance;
 use crate::support::redis::{Persistence, RedisServer};
@@ -74,6 +75,37 @@ async fn a_full_redis_shows_within_seconds() {
         let () =
             redis::Cmd::del(format!("filler:{nth}")).query_async(&mut connection).await.unwrap();
     }
+    scene.ends(&trouble).await;
+}
+
+/// It answers, so the remedy is not to bring it back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_cannot_write_to_its_disk_shows_within_seconds() {
+    let server = RedisServer::start(SAFE);
+    let config = config(&server, "disk", &[("pipelines.disk.handler", "\"log\"")]);
+    let scene = Scene::start(&[(&config, ALL)]).await;
+    let trouble = Trouble {
+        name: "The disk of Redis is full",
+        code: "redis-disk-full",
+        words: "Redis cannot write its snapshot, and refuses events",
+        remedy: "free space on its disk",
+        alert: "FairlaneRedisDown",
+        ..Trouble::default()
+    };
+    scene.is_quiet(&trouble).await;
+    let mut full = Full::fill(server.connection().await).await;
+    scene.shows(&trouble, Instant::now()).await;
+    // A process that cannot register counts as gone after 16 s, but it still runs.
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    scene.agree(&trouble).await;
+    let ready = scene.looking.get("/readyz").await;
+    assert_eq!((ready.code, &ready.json()["redis"]), (200, &"up".into()), "{ready:?}");
+    // It refuses the scripts of new connections. Findings are a second old at most.
+    full.cut_others().await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let listed = scene.listed().await;
+    assert!(Found::of(&listed["problems"], &trouble).it.is_some(), "{listed}");
+    full.free().await;
     scene.ends(&trouble).await;
 }
 

@@ -122,6 +122,22 @@ async fn documents_of_a_later_format_end_a_process_that_started_while_mongodb_wa
 }
 
 #[tokio::test]
+async fn a_start_that_fails_marks_neither_redis_nor_mongodb() {
+    let receiver = Receiver::content().await;
+    let stores = Stores::start(Persistence::Always);
+    let tokens =
+        "[{ name = \"a\", token_file = \"/nowhere/a\", scopes = [\"read\"], bots = [\"*\"] }]";
+    let config = format!("auth.tokens = {tokens}\n{}", config(&stores, &receiver, "20ms"));
+    let log = ended(&mut Served::spawn(&config, "ingest,work,http,schedule"));
+    assert!(log.contains("/nowhere/a"), "{log}");
+    assert!(marks(&stores).await.is_empty());
+    let client = mongodb::Client::with_uri_str(stores.mongo.url()).await.unwrap();
+    let formats = client.database("fairlane").collection::<Document>(FORMATS);
+    assert_eq!(formats.count_documents(doc! {}).await.unwrap(), 0);
+    client.shutdown().await;
+}
+
+#[tokio::test]
 async fn a_later_format_that_this_version_can_read_is_no_obstacle() {
     let receiver = Receiver::content().await;
     let stores = Stores::start(Persistence::Always);
