@@ -13,7 +13,6 @@ mod gap;
 pub mod kafka;
 #[cfg(feature = "nats")]
 pub mod nats;
-pub(crate) mod pages;
 mod publish;
 pub mod reader;
 pub mod record;

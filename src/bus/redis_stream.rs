@@ -11,13 +11,13 @@ use tokio::time::Instant;
 use tracing::{error, warn};
 
 use super::source::{Batch, Fetched, Log, Opened, Outgoing, Progress, Released, Source, Standing};
-use super::{BusError, Entry, EntryError, InvalidEntry, RAW_MAX, gap, pages, publish};
+use super::{BusError, Entry, EntryError, InvalidEntry, RAW_MAX, gap, publish};
 use crate::clock::{SharedClock, millis};
 use crate::event::Event;
 use crate::id::Offset;
 use crate::metrics::BusMetrics;
 use crate::redis::scripts::Trim;
-use crate::redis::{Link, RedisError, Reply, ReplyError, keys};
+use crate::redis::{Link, RedisError, Reply, ReplyError, keys, pages};
 
 /// Time between two trims.
 const TRIM: Duration = Duration::from_secs(5);

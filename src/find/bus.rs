@@ -9,10 +9,9 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{Places, Wanted};
-use crate::bus::pages;
 use crate::event::Event;
 use crate::id::Offset;
-use crate::redis::{Link, RedisError, Reply, ReplyError};
+use crate::redis::{Link, RedisError, Reply, ReplyError, pages};
 
 /// Maximum number of bytes of all streams that a search reads.
 const BYTES_MAX: u64 = 512 << 20;

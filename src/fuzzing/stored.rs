@@ -120,6 +120,7 @@ fn reply(value: &Value) {
         read::<scripts::Pause>,
         read::<scripts::Peek>,
         read::<scripts::Permit>,
+        read::<scripts::Present>,
         read::<scripts::Promote>,
         read::<scripts::Push>,
         read::<scripts::ReadSlice>,

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use redis::{Pipeline, Value};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -27,7 +26,7 @@ use crate::id::{BotId, PipelineName};
 use crate::lifecycle::Shutdown;
 use crate::mongo::watch::Reachable;
 use crate::outbound::breakers::{Breaker, Breakers};
-use crate::redis::scripts::Beat;
+use crate::redis::scripts::{Beat, Present};
 use crate::redis::{Link, RedisError, keys};
 
 /// Interval of updates; rates are means over this time.
@@ -130,25 +129,11 @@ impl Process {
 /// # Errors
 /// If Redis is unavailable or refuses.
 pub async fn processes(link: &Link) -> Result<Vec<Process>, RedisError> {
-    let mut asked = Pipeline::with_capacity(4);
-    // A transaction goes to one server. Alone, TIME would ask every server of a cluster.
-    asked.cmd("MULTI");
-    asked.cmd("TIME");
-    asked.cmd("HGETALL").arg(keys::processes(link.prefix()));
-    asked.cmd("EXEC");
-    let done = link.run_checked("HGETALL", &asked).await?.pop();
-    let ((seconds, micros), said): ((u64, u64), BTreeMap<String, String>) =
-        link.read("HGETALL", done.unwrap_or(Value::Nil))?;
-    // By the clock of Redis.
-    let now_ms = seconds * 1_000 + micros / 1_000;
-    let heard = said.values().filter_map(|said| {
-        let (at_ms, words) = said.split_once(' ')?;
-        let at_ms: u64 = at_ms.parse().ok()?;
-        (at_ms.saturating_add(millis(SILENT)) >= now_ms).then_some(words)
-    });
+    let key = keys::processes(link.prefix());
+    let said = link.call(&Present { key: &key, ttl_ms: millis(SILENT) }).await?;
     // Another version may use another format.
     let mut found: Vec<Process> =
-        heard.filter_map(|words| serde_json::from_str(words).ok()).collect();
+        said.iter().filter_map(|words| serde_json::from_str(words).ok()).collect();
     found.sort_by(|a, b| (&a.host, a.started_ms, a.pid).cmp(&(&b.host, b.started_ms, b.pid)));
     Ok(found)
 }

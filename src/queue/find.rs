@@ -7,12 +7,11 @@ use redis::{Pipeline, Value};
 use tokio::time::Instant;
 
 use super::{LetterOfBot, Queue, Wish, delayed_bot};
-use crate::bus::pages;
 use crate::event::{Event, Glimpse};
 use crate::history::{self, Attempt};
 use crate::id::{BotId, Lane, Sequence};
 use crate::redis::scripts::{Part, Peek};
-use crate::redis::{RedisError, Reply, ReplyError, parse_score};
+use crate::redis::{RedisError, Reply, ReplyError, pages, parse_score};
 
 /// Number of events or letters per read.
 const PAGE: usize = 500;

@@ -25,6 +25,7 @@ pub mod keys;
 mod latency;
 mod link;
 mod node;
+pub(crate) mod pages;
 mod pooled;
 mod primary;
 pub mod private;

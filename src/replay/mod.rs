@@ -27,7 +27,6 @@ pub(crate) use self::run::{ID_MAX, Run};
 pub(crate) use self::survey::Survey;
 pub(crate) use self::time::TimeError;
 pub(crate) use self::time::read_time;
-use crate::bus::pages;
 use crate::bus::redis_stream::RedisStream;
 use crate::clock::rfc3339;
 use crate::config::PipelineConfig;
@@ -36,7 +35,7 @@ use crate::expression::{Facts, Filter, FilterError, Glob, Sees};
 use crate::fanout::Interest;
 use crate::id::{BotId, Offset, PipelineName};
 use crate::queue::Queue;
-use crate::redis::RedisError;
+use crate::redis::{RedisError, pages};
 use crate::trail::Action;
 
 /// The extension attribute of a replayed event: the id of the replay.

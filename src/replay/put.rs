@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::{Place, Replay};
-use crate::bus::pages;
 use crate::clock::millis;
 use crate::id::{BotId, Offset};
-use crate::redis::RedisError;
 use crate::redis::scripts::{self, Refused};
+use crate::redis::{RedisError, pages};
 
 /// A serialised event, and its offset on the bus.
 pub(super) type Encoded = (Offset, Vec<u8>);

@@ -8,10 +8,9 @@ use tokio::time::Instant;
 
 use super::put::Encoded;
 use super::{Copied, MARK, Page, Place, Replay, ReplayRefused, Spec};
-use crate::bus::pages;
 use crate::clock::millis;
 use crate::id::BotId;
-use crate::redis::{Link, RedisError, Reply, ReplyError, keys};
+use crate::redis::{Link, RedisError, Reply, ReplyError, keys, pages};
 
 /// How long a run is remembered after its last step.
 const KEEP: Duration = Duration::from_secs(7 * 86_400);

@@ -9,9 +9,8 @@ use tokio::time::Instant;
 use utoipa::ToSchema;
 
 use super::{Copied, Place, Replay};
-use crate::bus::pages;
 use crate::id::BotId;
-use crate::redis::RedisError;
+use crate::redis::{RedisError, pages};
 
 /// Number of bots that are listed.
 const TOP: usize = 10;

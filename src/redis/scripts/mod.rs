@@ -32,8 +32,8 @@ pub use self::lease::{
 pub use self::ledger::{Postings, Recount};
 pub use self::limits::{Budget, Budgeted, Permit, Permitted, Set};
 pub use self::operate::{
-    Act, Beat, Head, Heads, Hold, Note, Pause, Purge, Readers, Reconcile, Reconciled, Recover,
-    Redrive, Resume, Revoke, Trim,
+    Act, Beat, Head, Heads, Hold, Note, Pause, Present, Purge, Readers, Reconcile, Reconciled,
+    Recover, Redrive, Resume, Revoke, Trim,
 };
 pub use self::read::{LetterPortion, Letters, Part, Peek, Peeked, RawLetter, ReadLane, ReadSlice};
 pub use self::replay::{Refused, Replay, Replayed};
@@ -124,6 +124,7 @@ scripts! {
     audit "audit" QUEUES,
     advance "advance" OFFSETS, trim "trim" OFFSETS, note "note" ALONE,
     emit "emit" ALONE, hold "hold" ALONE, readers "readers" ALONE, heads "heads" ALONE, slice "slice" ALONE, beat "beat" ALONE,
+    present "present" ALONE,
     peek "peek" ALONE, letters "letters" ALONE,
     record "record" ALONE, replay "replay" REPLAYS,
     permit "permit" QUEUES, set "set" QUEUES, budget "budget" QUEUES, act "act" ALONE,

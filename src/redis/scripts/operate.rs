@@ -422,3 +422,33 @@ impl Call for Beat<'_> {
         Reply::yes(value).map(drop)
     }
 }
+
+/// `lua/present.lua`.
+#[derive(Debug)]
+pub struct Present<'a> {
+    /// The key of the registry.
+    pub key: &'a str,
+    /// Time without an update after which a process is left out, ms.
+    pub ttl_ms: u64,
+}
+
+impl Call for Present<'_> {
+    type Reply = Vec<String>;
+    const NAME: &'static str = "present";
+    const LASTING: bool = false;
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::present, 1);
+        cmd.arg(self.key).arg(self.ttl_ms);
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Vec<String>, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let mut said = Vec::with_capacity(reply.len());
+        while reply.len() > 0 {
+            said.push(reply.text()?);
+        }
+        Ok(said)
+    }
+}

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use fairlane::app::App;
 use fairlane::config::Config;
+use futures_util::future::join_all;
 
 use crate::support::bus::{add, event};
 use crate::support::cli::run_in;
@@ -101,18 +102,21 @@ async fn the_reason_why_tls_fails_is_told() {
         .await;
 
     let wrong = others.file("ca");
-    for settings in
-        [vec![("redis.url", &*url)], vec![("redis.url", &*url), ("redis.ca_file", &wrong)]]
-    {
-        let error = refusal(&config(&server, "test", &settings)).await;
-        assert!(error.contains("certificate") && error.contains("redis.ca_file"), "{error}");
-    }
     let plain = format!("\"rediss://{}\"", server.tcp_addr());
-    let error = refusal(&config(&server, "test", &[("redis.url", &plain)])).await;
-    assert!(error.contains("does not speak TLS"), "{error}");
     let turned = url.replace("rediss", "redis");
-    let error = refusal(&config(&server, "test", &[("redis.url", &turned)])).await;
-    assert!(error.contains("cannot connect to Redis"), "{error}");
+    let (certificate, remedy) = ("certificate", "redis.ca_file");
+    // Each start waits for a while for a Redis that it can use.
+    let starts = [
+        (vec![("redis.url", &*url)], [certificate, remedy]),
+        (vec![("redis.url", &*url), ("redis.ca_file", &*wrong)], [certificate, remedy]),
+        (vec![("redis.url", &*plain)], ["does not speak TLS"; 2]),
+        (vec![("redis.url", &*turned)], ["cannot connect to Redis"; 2]),
+    ];
+    let starts = starts.map(async |(settings, expected)| {
+        let error = refusal(&config(&server, "test", &settings)).await;
+        assert!(expected.iter().all(|part| error.contains(part)), "{error}");
+    });
+    join_all(starts).await;
 }
 
 #[tokio::test]

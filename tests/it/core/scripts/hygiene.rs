@@ -16,8 +16,8 @@ use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{
     Act, Advance, Audit, Beat, Budget, Call, Claim, Complete, Completion, DropLetters, Dropping,
     Emit, Enqueue, Enqueued, Exception, Fate, Heads, Hold, Kept, Letters, Mode, Note, Part, Pause,
-    Peek, Permit, Promote, Purge, Push, ReadSlice, Readers, Reconcile, Record, Recount, Recover,
-    Redrive, Replay, Replayed, Resume, Revoke, Set, Span, Take, Trim, Verdict,
+    Peek, Permit, Present, Promote, Purge, Push, ReadSlice, Readers, Reconcile, Record, Recount,
+    Recover, Redrive, Replay, Replayed, Resume, Revoke, Set, Span, Take, Trim, Verdict,
 };
 use fairlane::redis::{Link, Target};
 use redis::{Arg, Cmd, Commands, Value};
@@ -271,6 +271,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Note { key: "fl:{s}:read", offset: at, entries: 1, lag: Some(0) }),
         named(&Act { key: "fl:audit", action: b"{}", kept: 1_000 }),
         named(&Beat { key: "fl:processes", id: "i", says: "s", ttl_ms: 1 }),
+        named(&Present { key: "fl:processes", ttl_ms: 1 }),
         named(&Heads { keys, bots: &[a.clone(), bot("b")] }),
         named(&Peek {
             keys,

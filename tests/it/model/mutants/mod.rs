@@ -71,6 +71,7 @@ const OTHERS: &[(&str, &str)] = scripts![
     "letters",
     "note",
     "peek",
+    "present",
     "readers",
     "record",
     "slice",
