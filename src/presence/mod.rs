@@ -131,11 +131,32 @@ impl Process {
 pub async fn processes(link: &Link) -> Result<Vec<Process>, RedisError> {
     let key = keys::processes(link.prefix());
     let said = link.call(&Present { key: &key, ttl_ms: millis(SILENT) }).await?;
+    Ok(read(said.iter().map(String::as_str)))
+}
+
+/// The same without a script, for a link that loads none. `now` is the time since 1970 by the clock of
+/// Redis.
+///
+/// # Errors
+/// If Redis is unavailable or refuses.
+pub(crate) async fn look(link: &Link, now: Duration) -> Result<Vec<Process>, RedisError> {
+    let asked = redis::Cmd::hgetall(keys::processes(link.prefix()));
+    let answer = link.command("HGETALL", asked).await?;
+    let said: BTreeMap<String, String> = link.read("HGETALL", answer)?;
+    Ok(read(said.values().filter_map(|said| {
+        let (at_ms, words) = said.split_once(' ')?;
+        let at_ms: u64 = at_ms.parse().ok()?;
+        (at_ms.saturating_add(millis(SILENT)) >= millis(now)).then_some(words)
+    })))
+}
+
+/// The processes with these states, sorted by host and start.
+fn read<'a>(said: impl Iterator<Item = &'a str>) -> Vec<Process> {
     // Another version may use another format.
     let mut found: Vec<Process> =
-        said.iter().filter_map(|words| serde_json::from_str(words).ok()).collect();
+        said.filter_map(|words| serde_json::from_str(words).ok()).collect();
     found.sort_by(|a, b| (&a.host, a.started_ms, a.pid).cmp(&(&b.host, b.started_ms, b.pid)));
-    Ok(found)
+    found
 }
 
 /// The process that handles a bot, and since when, if its slice takes long.

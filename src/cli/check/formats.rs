@@ -17,7 +17,8 @@ const SHOWN: usize = 8;
 /// Compares the data in Redis with this program.
 pub(super) async fn check(server: &Server) -> Finding {
     let link = server.link();
-    let asked = tokio::try_join!(formats::look(link), presence::processes(link), server.shards());
+    let processes = async { presence::look(link, server.time().await?).await };
+    let asked = tokio::try_join!(formats::look(link), processes, server.shards());
     match asked {
         Ok((_, _, None)) => Finding::ok(CHECK, "no data yet"),
         Ok((marks, processes, Some(_))) => {

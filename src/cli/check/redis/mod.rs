@@ -112,7 +112,8 @@ async fn check_data(config: &Config, server: &Server) -> Vec<Finding> {
 }
 
 async fn check_pipelines(config: &Config, server: &Server) -> Finding {
-    match tokio::try_join!(server.pipelines(), presence::processes(server.link())) {
+    let processes = async { presence::look(server.link(), server.time().await?).await };
+    match tokio::try_join!(server.pipelines(), processes) {
         Ok((known, processes)) => check_known(config, &known, &processes),
         Err(error) => refused("data", &error),
     }
