@@ -128,10 +128,8 @@ fn ended(demo: Child, temporary: &Path) -> (Output, String) {
     (ended, said)
 }
 
-#[test]
-fn a_demo_whose_terminal_is_closed_tells_its_results_and_leaves_nothing() {
-    let temporary = short_directory();
-    let mut child = demo(temporary.path()).spawn().expect("fairlane starts");
+/// What a demo says whose terminal is closed while it runs.
+fn hung_up(child: &mut Child) -> String {
     let mut output = BufReader::new(child.stdout.take().expect("it is piped"));
     let mut said = String::new();
     while !said.contains("Stop early") {
@@ -139,6 +137,14 @@ fn a_demo_whose_terminal_is_closed_tells_its_results_and_leaves_nothing() {
     }
     signal(child.id(), "HUP");
     output.read_to_string(&mut said).expect("the rest of its output");
+    said
+}
+
+#[test]
+fn a_demo_whose_terminal_is_closed_tells_its_results_and_leaves_nothing() {
+    let temporary = short_directory();
+    let mut child = demo(temporary.path()).spawn().expect("fairlane starts");
+    let said = hung_up(&mut child);
     let (ended, errors) = ended(child, temporary.path());
     assert!(ended.status.success(), "{said}{errors}");
     assert!(said.contains("\nStopped early: the other events were not handled."), "{said}");
@@ -177,13 +183,7 @@ fn a_demo_under_nohup_outlives_its_terminal() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("fairlane starts");
-    let mut output = BufReader::new(child.stdout.take().expect("it is piped"));
-    let mut said = String::new();
-    while !said.contains("Stop early") {
-        assert!(output.read_line(&mut said).expect("a line") > 0, "it ended: {said}");
-    }
-    signal(child.id(), "HUP");
-    output.read_to_string(&mut said).expect("the rest of its output");
+    let said = hung_up(&mut child);
     let (ended, errors) = ended(child, temporary.path());
     assert!(ended.status.success(), "{said}{errors}");
     assert!(said.contains("\nLost: 0. "), "{said}");

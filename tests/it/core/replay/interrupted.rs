@@ -6,6 +6,17 @@ use super::{Instance, JSON, LONG, Rig, STREAM, add, ids, json, mixed, replay};
 use crate::support::interceptor::Interception;
 use crate::support::proxy::{Proxy, holds};
 
+/// An instance that reaches Redis through a proxy, and has handled twenty events of a bot.
+async fn twenty_handled_behind_a_proxy() -> (Rig, Proxy, Instance) {
+    let rig = Rig::new(&[("pipelines.other.enabled", "false")]);
+    let proxy = Proxy::start(rig.server.tcp_addr()).await;
+    let config = rig.config.replace(&rig.server.url(), &proxy.url());
+    let instance = Instance::start(&config, rig.handler()).await;
+    add(&rig.server, STREAM, &mixed(&["a"], 0..20)).await;
+    rig.got(20).await;
+    (rig, proxy, instance)
+}
+
 #[tokio::test]
 async fn an_interrupted_replay_names_its_id_and_a_call_with_it_puts_each_event_once() {
     let rig = Rig::new(&[("pipelines.other.enabled", "false")]);
@@ -47,12 +58,7 @@ async fn an_interrupted_replay_names_its_id_and_a_call_with_it_puts_each_event_o
 
 #[tokio::test]
 async fn a_replay_that_redis_does_not_answer_names_its_id_before_the_deadline_of_its_request() {
-    let rig = Rig::new(&[("pipelines.other.enabled", "false")]);
-    let proxy = Proxy::start(rig.server.tcp_addr()).await;
-    let config = rig.config.replace(&rig.server.url(), &proxy.url());
-    let instance = Instance::start(&config, rig.handler()).await;
-    add(&rig.server, STREAM, &mixed(&["a"], 0..20)).await;
-    rig.got(20).await;
+    let (rig, proxy, instance) = twenty_handled_behind_a_proxy().await;
     let client = instance.client();
     let put = proxy.intercept(holds(["}:replay:"]), 1, Interception::HoldReply);
     let (path, headers) = ("/v1/pipelines/work/replay", [JSON, ("x-deadline-ms", "2000")]);
@@ -73,12 +79,7 @@ async fn a_replay_that_redis_does_not_answer_names_its_id_before_the_deadline_of
 /// The first command about the run reads it, and the second one stores it. Only then are events put.
 #[tokio::test]
 async fn a_replay_that_is_interrupted_before_it_puts_an_event_says_so() {
-    let rig = Rig::new(&[("pipelines.other.enabled", "false")]);
-    let proxy = Proxy::start(rig.server.tcp_addr()).await;
-    let config = rig.config.replace(&rig.server.url(), &proxy.url());
-    let instance = Instance::start(&config, rig.handler()).await;
-    add(&rig.server, STREAM, &mixed(&["a"], 0..20)).await;
-    rig.got(20).await;
+    let (rig, proxy, instance) = twenty_handled_behind_a_proxy().await;
     let client = instance.client();
     let (path, headers) = ("/v1/pipelines/work/replay", [JSON, ("x-deadline-ms", "2000")]);
     for nth in [1, 2] {
@@ -102,12 +103,7 @@ async fn a_replay_that_is_interrupted_before_it_puts_an_event_says_so() {
 /// The times of the second call are others.
 #[tokio::test]
 async fn a_replay_whose_interrupted_call_stored_it_goes_on_by_its_id() {
-    let rig = Rig::new(&[("pipelines.other.enabled", "false")]);
-    let proxy = Proxy::start(rig.server.tcp_addr()).await;
-    let config = rig.config.replace(&rig.server.url(), &proxy.url());
-    let instance = Instance::start(&config, rig.handler()).await;
-    add(&rig.server, STREAM, &mixed(&["a"], 0..20)).await;
-    rig.got(20).await;
+    let (rig, proxy, instance) = twenty_handled_behind_a_proxy().await;
     let client = instance.client();
     let (path, headers) = ("/v1/pipelines/work/replay", [JSON, ("x-deadline-ms", "2000")]);
     let asked = json!({ "id": "mine", "from": "1h ago" });
@@ -131,12 +127,7 @@ async fn a_replay_whose_interrupted_call_stored_it_goes_on_by_its_id() {
 /// The run has put events that it does not count.
 #[tokio::test]
 async fn a_run_whose_first_put_had_no_answer_is_kept_although_a_page_has_none_later() {
-    let rig = Rig::new(&[("pipelines.other.enabled", "false")]);
-    let proxy = Proxy::start(rig.server.tcp_addr()).await;
-    let config = rig.config.replace(&rig.server.url(), &proxy.url());
-    let instance = Instance::start(&config, rig.handler()).await;
-    add(&rig.server, STREAM, &mixed(&["a"], 0..20)).await;
-    rig.got(20).await;
+    let (rig, proxy, instance) = twenty_handled_behind_a_proxy().await;
     let client = instance.client();
     proxy.swallow("}:replay:", 1);
     let (code, told) = replay(&client, &json!({ "from": "1h ago", "id": "r" })).await;
