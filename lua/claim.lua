@@ -9,8 +9,8 @@
 --
 -- KEYS  the eight of shared.lua, [9] weight (hash: bots with a weight, rate or burst of their own; see set)
 -- ARGV  max, bound, ttl ms, seen (highest clock the claimer saw on any shard), slice µs,
---       alone (1: the claimer knows of nothing ready or busy on any other shard), isolate (how
---       many events a bot takes one by one after its holder vanished)
+--       alone (1: the claimer knows of nothing ready or busy on any other shard), isolate (after a
+--       holder vanished: how many events are handled until slices are as large as usual)
 -- Reply {clock, lowest score left or '' (a paused shard offers none), next deadline or '', now µs,
 --       ready bots left, leases reaped, run id of the server (shortened), then per bot: id, fence, start,
 --       att or '', what is set for it or 1, queued bytes or 0 if they are not counted}

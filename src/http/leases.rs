@@ -65,7 +65,8 @@ struct Acknowledgement {
 #[serde(deny_unknown_fields)]
 struct Stop {
     /// Number of handled events, counted from the start of the slice; the next event failed. If
-    /// absent, any of the events may have failed: Fairlane retries them one by one.
+    /// absent, any of the events may have failed: Fairlane retries the first one alone, and then more and
+    /// more of them together.
     ack: Option<u64>,
     /// Minimum time before a retry, in seconds; at most a day.
     #[schema(minimum = 0, maximum = 86400)]

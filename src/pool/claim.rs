@@ -9,6 +9,7 @@ use redis::{Pipeline, Value};
 use tracing::{info, warn};
 
 use super::board::Ask;
+use super::retry::isolate_after_loss;
 use super::total::{Reserved, Share};
 use super::{Shared, worker};
 use crate::event::Event;
@@ -48,7 +49,11 @@ pub(super) async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>, reserved: Reserv
             seen: ask.seen,
             slice_us: FAIR_SLICE_US,
             alone: ask.alone,
-            isolate: if shared.queue.ledger().is_some() { 0 } else { shared.settings.batch },
+            isolate: if shared.queue.ledger().is_some() {
+                0
+            } else {
+                isolate_after_loss(shared.settings.batch)
+            },
         })
         .collect();
     let sent: Vec<Sent> = asks.iter().map(|ask| shared.sending(ask.shard)).collect();

@@ -180,10 +180,19 @@ impl Shared {
 
     /// The number of events in the slice of a lease.
     fn slice_events(&self, lease: &Lease, usual: usize) -> usize {
-        let alone = lease.attempts.isolated() && self.queue.ledger().is_none();
         let most = self.bucket_of(lease).map_or(usize::MAX, |bucket| bucket.burst as usize);
         let most = if self.has_lanes(lease) { most.min(CALL_EXCEPTIONS) } else { most };
-        if alone { 1 } else { usual.min(most) }
+        let attempts = lease.attempts;
+        let counted = attempts.failed > 0 || attempts.vanished();
+        usual.min(most).min(self.slice_limit(counted, attempts.isolate))
+    }
+
+    /// The maximum number of events in a slice of a bot or a lane with these attempts at its first event.
+    fn slice_limit(&self, counted: bool, isolate: u32) -> usize {
+        if self.queue.ledger().is_some() {
+            return usize::MAX;
+        }
+        retry::slice_limit(self.settings.batch, counted, isolate)
     }
 
     /// Whether the events of the bot have an order by lanes, or had one.

@@ -262,6 +262,7 @@ impl OpenLeases {
         Policy {
             max_attempts: settings.max_attempts,
             backoff: settings.backoff,
+            batch: settings.batch,
             attempts,
             unavailable: Duration::ZERO,
             random: rand::random(),

@@ -6,14 +6,17 @@
 //! | the same after `max_attempts` | yes | the event becomes a dead letter, the bot continues |
 //! | permanent failure | – | dead letter immediately |
 //! | unavailable | no | the bot is parked; the pause grows with the length of the outage |
-//! | the lease expired after it was confirmed | yes | the next worker handles one event at a time |
+//! | the lease expired after it was confirmed | yes | the next slices have one event |
 //! | the lease expired before that | no | the same |
 //!
 //! After a lost worker, a panic or a timeout it is unknown which event failed. Such an event
 //! becomes a dead letter only after at least one attempt alone, even with `max_attempts = 1`.
 //!
-//! After a failure or a lost lease, events are handled one by one until as many succeeded as the
-//! slice had. So a poison event is identified exactly, regardless of what the handler reports.
+//! After a failure, the next slice has one event. While slices succeed, each next one is twice as
+//! large, up to `batch`. So a poison event becomes the first one after a few more failures, and is
+//! identified exactly, regardless of what the handler reports; and a handler that fails now and
+//! then is not asked for each event alone. After a lost lease, `batch` events are handled one by
+//! one before slices grow: an event that ends its process must not end several.
 //!
 //! Retries have a budget, a tenth of the first attempts ([`RetryBudget`]). Retries beyond it are
 //! delayed, so that first attempts have priority even if everything fails.
@@ -62,6 +65,29 @@ impl Backoff {
         let step = (1.0 + away.as_secs_f64() / initial).log2() as u32;
         self.delay(step + 1, random, None)
     }
+}
+
+/// The number of events until slices are as large as usual again, after any event of a slice failed.
+#[must_use]
+pub fn isolate_after_failure(batch: usize) -> u32 {
+    u32::try_from(batch).unwrap_or(u32::MAX)
+}
+
+/// The same after a holder vanished.
+#[must_use]
+pub fn isolate_after_loss(batch: usize) -> u32 {
+    isolate_after_failure(batch).saturating_mul(2)
+}
+
+/// The maximum number of events in the next slice of a bot or a lane, at most `batch`: one while an
+/// attempt is `counted` for its first event, then 1, 2, 4, … while they succeed and `isolate` falls.
+#[must_use]
+pub fn slice_limit(batch: usize, counted: bool, isolate: u32) -> usize {
+    if counted {
+        return 1;
+    }
+    let left = usize::try_from(isolate).unwrap_or(usize::MAX);
+    (batch.saturating_add(1)).saturating_sub(left).clamp(1, batch.max(1))
 }
 
 /// The number of retries that a pool makes without delaying them: a tenth of its first attempts,
@@ -151,6 +177,31 @@ mod tests {
         let wish = Some(Duration::from_secs(60));
         assert_eq!(BACKOFF.delay(1, 0.5, wish), Duration::from_secs(60));
         assert_eq!(BACKOFF.delay(9, 0.5, wish), Duration::from_secs(256));
+    }
+
+    /// The sizes of the slices until `isolate` is used up, if all of them succeed.
+    fn sizes(batch: usize, isolate: u32) -> Vec<usize> {
+        let (mut left, mut sizes) = (isolate, Vec::new());
+        while left > 0 {
+            let size = slice_limit(batch, false, left);
+            sizes.push(size);
+            left = left.saturating_sub(u32::try_from(size).unwrap());
+        }
+        sizes
+    }
+
+    #[test]
+    fn slices_double_after_a_failure_and_stay_alone_for_a_batch_after_a_lost_lease() {
+        assert_eq!(sizes(100, isolate_after_failure(100)), [1, 2, 4, 8, 16, 32, 64]);
+        let after_loss = sizes(100, isolate_after_loss(100));
+        assert_eq!(after_loss[..100], [1; 100]);
+        assert_eq!(after_loss[100..], [1, 2, 4, 8, 16, 32, 64]);
+        assert_eq!(sizes(1, isolate_after_failure(1)), [1]);
+        // Also with what another version or another `batch` stored.
+        assert_eq!(sizes(8, 3), [6]);
+        assert_eq!(slice_limit(8, false, u32::MAX), 1);
+        assert_eq!(slice_limit(8, true, 0), 1, "the first event is tried alone");
+        assert_eq!(slice_limit(8, false, 0), 8);
     }
 
     #[tokio::test(start_paused = true)]

@@ -11,7 +11,7 @@ use crate::event::Event;
 use crate::handler::{Failure, FailureKind, Outcome, Outcomes};
 use crate::id::{BotId, Lane, PipelineName, Sequence};
 use crate::metrics::PipelineMetrics;
-use crate::pool::retry::Backoff;
+use crate::pool::retry::{Backoff, isolate_after_failure};
 use crate::presence::Meter;
 use crate::queue::{Noted, Queue};
 use crate::redis::scripts::{Attempts, Exception, Fate, Mode};
@@ -122,6 +122,8 @@ impl Settlement {
 pub(super) struct Policy {
     pub(super) max_attempts: u32,
     pub(super) backoff: Backoff,
+    /// Maximum number of events in a slice.
+    pub(super) batch: usize,
     /// Number of attempts counted before this one.
     pub(super) attempts: Attempts,
     /// How long the target has been unavailable.
@@ -170,8 +172,7 @@ pub(super) fn settle(
             let attempt = counted.saturating_add(1);
             let reason = shorten(&reason);
             failure = Some(reason.clone());
-            let isolate = u32::try_from(slice.len()).unwrap_or(u32::MAX);
-            let isolate = if at.is_some() { 1 } else { isolate };
+            let isolate = if at.is_some() { 1 } else { isolate_after_failure(policy.batch) };
             match kind {
                 FailureKind::Unavailable => {
                     // A target that says when it can be asked again was reached: the outage of others does

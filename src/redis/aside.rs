@@ -33,7 +33,7 @@ pub struct Waiting {
     pub due_ms: u64,
     /// Failed attempts at its first event.
     pub attempts: u32,
-    /// Number of its next events to be handled one by one.
+    /// Number of its next events until its slices are as large as usual.
     pub alone: u32,
 }
 

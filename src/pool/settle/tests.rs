@@ -12,6 +12,7 @@ fn policy(failed: u32) -> Policy {
             max: Duration::from_secs(60),
             jitter: 0.0,
         },
+        batch: 3,
         attempts: Attempts { failed, ..Attempts::default() },
         unavailable: Duration::ZERO,
         random: 0.5,

@@ -22,8 +22,8 @@ impl Worker {
     pub(super) async fn run_lane(mut self, lane: Lane) {
         let Some(state) = self.lease.aside.get(lane) else { return self.give_back().await };
         let usual = self.shared.usual_events();
-        let is_alone = state.attempts > 0 || state.alone > 0;
-        let limit = if is_alone { 1 } else { self.shared.slice_events(&self.lease, usual) };
+        let usual = self.shared.slice_events(&self.lease, usual);
+        let limit = usual.min(self.shared.slice_limit(state.attempts > 0, state.alone));
         let (length, records) = match self.read_lane(lane, limit).await {
             Ok(read) => read,
             Err(error) => return debug!(%error, "cannot read a lane; its lease runs out"),

@@ -54,6 +54,7 @@ impl Worker {
             Policy {
                 max_attempts: shared.settings.max_attempts,
                 backoff: shared.settings.backoff,
+                batch: shared.settings.batch,
                 attempts: self.lease.attempts,
                 unavailable,
                 random: rand::random(),

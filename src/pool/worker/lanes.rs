@@ -17,6 +17,7 @@ use tracing::debug;
 
 use super::super::commit::Committed;
 use super::super::lanes::{List, Situation, choose};
+use super::super::retry::isolate_after_failure;
 use super::super::settle::{Fitness, Settlement, Tally, given_up, leave};
 use super::super::{Lanes, Shared};
 use super::room::wants_later;
@@ -291,7 +292,8 @@ impl Worker {
                 if let Fitness::Aside(lane) = fitness
                     && let Some(waiting) = aside.get(*lane)
                 {
-                    let alone = waiting.alone.max(1);
+                    let alone =
+                        waiting.alone.max(isolate_after_failure(self.shared.settings.batch));
                     aside.set(Waiting { due_ms: self.now_ms(), attempts: 0, alone, ..waiting });
                 }
             }

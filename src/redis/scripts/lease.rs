@@ -32,8 +32,8 @@ pub struct Claim<'a> {
     pub slice_us: u64,
     /// Whether no bot is known to be ready or busy on any other shard.
     pub alone: bool,
-    /// Number of events that a bot handles one by one after its holder vanished.
-    pub isolate: usize,
+    /// [`Attempts::isolate`] of a bot whose holder vanished.
+    pub isolate: u32,
 }
 
 /// The answer to a [`Claim`].
@@ -85,7 +85,7 @@ pub struct Attempts {
     pub lost: u32,
     /// Number of failures reported by a handler.
     pub failed: u32,
-    /// Number of events still to be handled one by one.
+    /// Number of events still to be handled until slices are as large as usual. It counts down.
     pub isolate: u32,
 }
 
@@ -102,7 +102,7 @@ impl Attempts {
         self.suspect > 0 || self.lost > 0
     }
 
-    /// Whether the events must be handled one by one.
+    /// Whether slices are smaller than usual.
     #[must_use]
     pub fn isolated(self) -> bool {
         self != Self::default()
@@ -216,7 +216,7 @@ pub enum Mode {
     Fail {
         /// For how long.
         ms: u64,
-        /// Number of events to be handled one by one from now on.
+        /// [`Attempts::isolate`] from now on, at least.
         isolate: u32,
     },
 }

@@ -119,13 +119,32 @@ async fn errors_are_retried_in_order_until_the_culprit_is_a_dead_letter() {
     push.drains(&process).await;
     let calls = push.receiver.calls();
     assert_eq!(calls[0].ids(), texts(0..5));
-    let alone: Vec<_> = calls[1..].iter().map(Call::ids).collect();
-    // The failure of the slice of five does not count as an attempt of its first event.
-    assert_eq!(alone, [["0"], ["1"], ["2"], ["2"], ["2"], ["3"], ["4"]]);
-    let attempts: Vec<_> = calls[3..6].iter().map(|call| call.json()["attempt"].clone()).collect();
+    let small: Vec<_> = calls[1..].iter().map(|call| call.ids().join(" ")).collect();
+    // One event after a failure, then twice as many. Failures of the slices with 0 and 1 in front do not
+    // count as attempts of 2.
+    assert_eq!(small, ["0", "1 2", "1", "2 3", "2", "2", "3 4"]);
+    let attempts: Vec<_> = calls[4..7].iter().map(|call| call.json()["attempt"].clone()).collect();
     assert_eq!(attempts, [1, 2, 3]);
     let reason = "the receiver answered 500: no way".to_owned();
     assert_eq!(push.dead().await, [("2".to_owned(), reason, 3)]);
+}
+
+#[tokio::test]
+async fn after_one_failure_the_slices_grow_again_with_each_success() {
+    let push = Push::new(&[("pipelines.test.batch", "100")], |call| async move {
+        Reply::new(if call.number == 0 { 500 } else { 200 }, "")
+    })
+    .await;
+    push.publish("b", 0..300).await;
+    let process = push.serve().await;
+    push.drains(&process).await;
+    let calls = push.receiver.calls();
+    let sizes: Vec<_> = calls.iter().map(|call| call.ids().len()).collect();
+    assert_eq!(sizes[1], 1, "{sizes:?}");
+    assert!(sizes[1..].windows(2).all(|pair| pair[1] <= 2 * pair[0]), "{sizes:?}");
+    assert!(sizes.len() < 20, "{sizes:?}");
+    let handled: Vec<_> = calls[1..].iter().flat_map(Call::ids).collect();
+    assert_eq!(handled, texts(0..300));
 }
 
 #[tokio::test]

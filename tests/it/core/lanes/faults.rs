@@ -108,7 +108,8 @@ async fn each_key_keeps_its_order_although_events_fail_and_processes_are_killed_
     let bots = 6;
     let mut fleet = Fleet::new(Options::default(), bots, &settings);
     fleet.behaviour.fail_percent = 10;
-    fleet.behaviour.delay = Duration::from_millis(1);
+    // Long enough that a process mostly has a slice.
+    fleet.behaviour.delay = Duration::from_millis(5);
     fleet.start(3).await;
     let (mut rounds, mut kill_hit, mut freeze_hit) = (0, false, false);
     // A process may have no slice when it is killed or frozen.
