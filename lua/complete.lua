@@ -17,7 +17,8 @@
 --            with none is parked for at most REST: the next one must show what it waits for
 --   fail     like park, and counts one failure
 -- A repeated release, park or fail returns STALE: unknown, not lost. Progress (n > 0) resets lost
--- leases and failures. Exceptions are events among the n that are not done but leave the queue: to
+-- leases and failures, and lowers isolate by the events that are not dead letters after an attempt.
+-- Exceptions are events among the n that are not done but leave the queue: to
 -- the dead letters, or to the delayed events. An exception outside the n makes the whole item BAD.
 --
 -- A pipeline with order_by has lanes. An exception of the kind 'lane' moves an event to the end of a
@@ -30,7 +31,7 @@
 -- KEYS  the eight of shared.lua, [9] dlq, [10] due, [11] later, [12..] q:<bot> per item, each with
 --       books followed by the ledger of ledger.lua; then the lists a:<lane>:<bot> that exceptions name
 -- ARGV  max dead letters, keys per item (1, with books 5), quotas of a bot (see quota_of), then per
---       item: bot, run, fence, before, n, bytes, mode, ms, cost µs, bound (fail: events to isolate;
+--       item: bot, run, fence, before, n, bytes, mode, ms, cost µs, bound (fail: isolate, at least;
 --       hand: maximum of open leases), its own quotas or '', number of exceptions, per exception: index from 0, 'dead' reason attempts | 'later' time (ms since
 --       1970) '' | 'lane' index of its list in KEYS '', or index -1, 'lanes', time until the next one
 --       is due (ms) and index of the list of the n events in KEYS or 0 as ms|index, the text of the lanes
@@ -162,7 +163,7 @@ for i, item in ipairs(items) do
       reply[#reply + 1] = 'BAD'
     else
       reply[#reply + 1] = 'OK'
-      local moved, moved_bytes = 0, 0
+      local moved, moved_bytes, failed_for_good = 0, 0, 0
       if n > 0 then
         for _, exception in ipairs(item.exceptions) do
           local entry = call('LINDEX', list, exception.index)
@@ -182,6 +183,7 @@ for i, item in ipairs(items) do
             local gone, own_gone = dead_letters().bury(DLQ, dead_max, item.bot, entry, exception.what,
               exception.attempts, item.own == '' and quota or quota_of(item.own))
             removed_letters, lost_letters = removed_letters + gone, lost_letters + own_gone
+            if exception.attempts ~= '0' then failed_for_good = failed_for_good + 1 end
           else
             local id, time = digits((struct.unpack('>I8', entry, 4))), tonumber(exception.what)
             local event = string.sub(entry, HEAD + 1)
@@ -232,7 +234,8 @@ for i, item in ipairs(items) do
           -- The queue is empty, so every event that failed before is settled. What counted for the
           -- first event of a lane is in the text of the lanes now.
           local settled = left == 0 and lanes == ''
-          suspect, lost, failed, isolate = 0, 0, 0, settled and 0 or math.max(0, isolate - n)
+          suspect, lost, failed, isolate = 0, 0, 0,
+            settled and 0 or math.max(0, isolate - n + failed_for_good)
         end
         if item.mode == 'fail' then
           failed, isolate = failed + 1, math.max(isolate, item.bound)

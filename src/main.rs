@@ -1,6 +1,7 @@
 //! The `fairlane` command: parses the command line, sets up logging, runs the command, returns the
 //! exit code.
 
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -32,7 +33,8 @@ fn main() -> ExitCode {
     match run(cli) {
         Ok(()) => code(Exit::Good),
         Err(error) => {
-            eprintln!("error: {error}");
+            // If standard error is closed, the exit code still tells it: `eprintln!` would panic.
+            let _ = writeln!(io::stderr(), "error: {error}");
             code(error.downcast_ref().map_or(Exit::Failed, CliError::exit))
         }
     }

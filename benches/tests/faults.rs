@@ -4,10 +4,10 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fairlane_testkit::process::signal;
+use fairlane_testkit::wait::holds_within;
 use serde_json::{Value, json};
 
 /// One at a time: a campaign uses the whole machine.
@@ -124,11 +124,8 @@ fn a_soak_ends_early_at_sigterm_judges_its_day_draws_what_it_measured_and_goes_o
     let _alone = alone();
     let soak = start(&["--seconds", "3600", "--days", "180"]);
     // The second day has begun when the first one is in the chart.
-    let waited = Instant::now();
-    while fs::read(&chart).unwrap_or_default().is_empty() {
-        assert!(waited.elapsed() < Duration::from_secs(180), "no chart after the first day");
-        sleep(Duration::from_millis(100));
-    }
+    let is_drawn = || !fs::read(&chart).unwrap_or_default().is_empty();
+    assert!(holds_within(Duration::from_secs(180), is_drawn), "no chart after the first day");
     signal(soak.id(), "TERM");
     let ran = soak.wait_with_output().unwrap();
     let report: Value = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));

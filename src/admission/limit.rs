@@ -260,7 +260,8 @@ impl Limiter {
                 let in_time = good.min(given / 2.0).max(baseline * TOLERANCE_LEAST);
                 good + timed as f64 / seen as f64 * (in_time - good)
             });
-            ratios += p90 / good * seen as f64;
+            // Without a microsecond at least, the limit would be no number.
+            ratios += p90 / good.max(1.0) * seen as f64;
             samples += seen as f64;
         }
         let slowness = if samples > 0.0 { ratios / samples } else { 1.0 };

@@ -129,7 +129,7 @@ impl Effects {
                 Task::Effect(event, effect, share) => match &effect.deed {
                     Deed::Emit { kind, data, delay, applied } => {
                         let what = (&**kind, data.as_ref());
-                        match emitted(event, effect, what, (*applied, *share), now + delay.0) {
+                        match emitted(event, effect, what, (*applied, *share), delay.after(now)) {
                             Err(error) => refused.push((*at, failure(effect, &error))),
                             Ok(new) => {
                                 let new = match after(event) {

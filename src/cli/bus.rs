@@ -8,7 +8,7 @@ use redis::Value;
 use serde::Serialize;
 
 use super::error::CliError;
-use super::output::{Output, Table, number};
+use super::output::{self, Output, Table, number};
 use super::session::Session;
 use crate::app::buses::Buses;
 use crate::bus::Source;
@@ -208,8 +208,9 @@ async fn skip(session: &Session, log: &str, to: Offset, yes: bool) -> Result<(),
         }
     }
     if behind.is_empty() {
-        println!("nothing to pass over: no pipeline is before {to} in {log}");
-        return Ok(());
+        return output::print(&format!(
+            "nothing to pass over: no pipeline is before {to} in {log}"
+        ));
     }
     let from: Vec<_> =
         behind.iter().map(|(name, (_, _, lowest))| format!("{name} from {lowest}")).collect();
@@ -235,6 +236,5 @@ async fn skip(session: &Session, log: &str, to: Offset, yes: bool) -> Result<(),
         Ok(())
     };
     session.act(action, work, |()| "done".to_owned()).await?;
-    println!("passed over: all pipelines go on behind {to} in {log}");
-    Ok(())
+    output::print(&format!("passed over: all pipelines go on behind {to} in {log}"))
 }

@@ -20,7 +20,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::error::CliError;
 use super::operator;
-use super::output::{Output, count, plain};
+use super::output::{Output, count, plain, tell};
 use super::session::Session;
 use crate::clock::SystemClock;
 use crate::config::Config;
@@ -108,7 +108,8 @@ pub(super) async fn counters(config: Config, args: CountersArgs) -> Result<(), C
         return Err(CliError::ImportRefused(size.bad));
     }
     let summary = Session::with(config, async |session| {
-        let pipeline = PipelineName::parse(crate::counters::PIPELINE).expect("a built-in name");
+        let pipeline = PipelineName::parse(crate::counters::PIPELINE)
+            .expect("every configuration has the built-in pipelines, with this name");
         let queue = session.queue(&pipeline);
         let action = Act::new("import counters").in_pipeline(&pipeline).of_bot(Some(&bot));
         let action = action.target(&key);
@@ -149,10 +150,10 @@ fn check(path: &Path, name: &str, days: &RangeInclusive<Date>) -> io::Result<(Si
         for (number, reason) in bad {
             size.bad += 1;
             if size.bad <= SHOWN_MAX {
-                eprintln!("{name}: line {number}: {}", plain(&reason.to_string()));
+                tell(format_args!("{name}: line {number}: {}", plain(&reason.to_string())));
             }
             if size.bad == SHOWN_MAX {
-                eprintln!("{name}: further bad lines are only counted");
+                tell(format_args!("{name}: further bad lines are only counted"));
             }
         }
     }
@@ -168,7 +169,7 @@ fn bar(bytes: u64) -> ProgressBar {
     // Shows nothing if standard error is not a terminal.
     let bar = ProgressBar::new(bytes);
     let template = "{bar:30} {percent:>3}%  {msg}  {eta} left";
-    bar.set_style(ProgressStyle::with_template(template).expect("the template is constant"));
+    bar.set_style(ProgressStyle::with_template(template).expect("a constant, and well-formed"));
     bar.enable_steady_tick(Duration::from_millis(100));
     bar
 }
@@ -216,7 +217,7 @@ impl Job<'_> {
                 Err(wait @ (ImportError::Waiting { .. } | ImportError::Full { .. })) => {
                     let now = Instant::now();
                     if let Some(line) = waits.get_or_insert(Wait::since(now)).line(&wait, now) {
-                        self.progress.suspend(|| eprintln!("{line}"));
+                        self.progress.suspend(|| tell(line));
                     }
                     tokio::time::sleep(AGAIN).await;
                 }

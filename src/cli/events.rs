@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::attempts;
 use super::error::CliError;
-use super::output::{Output, Tone, duration, plain};
+use super::output::{Output, Tone, duration, plain, tell};
 use super::session::Session;
 use crate::clock::{Clock as _, SystemClock, millis};
 use crate::config::Config;
@@ -81,7 +81,7 @@ pub(super) async fn events(config: Config, args: EventsArgs) -> Result<(), CliEr
         let found = find(&places, &wanted).await?;
         output.show(&found, |found| text(output, found, millis(now)))?;
         if is_partial {
-            eprintln!("note: the search reads queues and Redis streams, not bus.sources");
+            tell("note: the search reads queues and Redis streams, not bus.sources");
         }
         if found.known { Ok(()) } else { Err(CliError::NoEvent) }
     })

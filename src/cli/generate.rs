@@ -83,7 +83,7 @@ pub(super) async fn generate(config: Config, args: GenerateArgs) -> Result<(), C
 async fn publish(link: &Link, args: &GenerateArgs, summary: &mut Summary) -> Result<(), CliError> {
     let progress = ProgressBar::new_spinner();
     let style = ProgressStyle::with_template("{spinner} {pos} events  {per_sec}  {elapsed}");
-    progress.set_style(style.expect("the template is constant"));
+    progress.set_style(style.expect("a constant, and well-formed"));
     let bots = BUSY + usize::try_from(args.bots).unwrap_or(usize::MAX - BUSY);
     let mut generator = Generator::new(bots, Ids::unique());
     let (begun, mut asked) = (Instant::now(), 0);

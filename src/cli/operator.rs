@@ -6,6 +6,7 @@ use std::io::Read as _;
 use crate::trail::{self, Action, Ring};
 
 use super::error::CliError;
+use super::output;
 use super::session::Session;
 
 /// Maximum size of the files that are read here.
@@ -79,7 +80,7 @@ impl Session {
     pub(super) async fn note(&self, action: Action, result: &str) {
         let action = action.by(&name(), None).ended(result);
         if let Err(error) = Box::pin(trail::note(self.link(), Ring::Operators, &action)).await {
-            eprintln!("note: the audit trail may lack this action: {error}");
+            output::tell(format_args!("note: the audit trail may lack this action: {error}"));
         }
     }
 }

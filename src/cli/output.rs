@@ -1,6 +1,7 @@
 //! Output of commands: tables and sentences for people, or one JSON document with `--json`. Colours
 //! only on a terminal, and not with `NO_COLOR`.
 
+use std::fmt::Display;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::time::Duration;
@@ -101,6 +102,12 @@ pub(super) fn print(text: &str) -> Result<(), CliError> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result.map_err(CliError::Output),
     }
+}
+
+/// Writes a line to standard error. A line that cannot be written is lost: `eprintln!` would panic, and end
+/// a command in the middle (`2>&1 | head`, a full disk).
+pub(super) fn tell(line: impl Display) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// Waits until standard output is a pipe that nothing reads any more (`| head`).

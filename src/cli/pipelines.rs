@@ -1,6 +1,6 @@
 //! `fairlane pipelines`.
 
-use std::io::{self, BufRead as _, IsTerminal as _};
+use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -183,7 +183,8 @@ pub(super) fn confirm(question: &str, yes: bool, what: &'static str) -> Result<(
         return Ok(());
     }
     if io::stdin().is_terminal() && io::stderr().is_terminal() {
-        eprint!("{question} [y/N] ");
+        // A terminal that is closed meanwhile gives no answer either.
+        let _ = write!(io::stderr(), "{question} [y/N] ");
         let mut answer = String::new();
         let read = io::stdin().lock().read_line(&mut answer);
         if read.is_ok() && matches!(answer.trim().to_lowercase().as_str(), "y" | "yes") {

@@ -15,7 +15,7 @@ use serde::Serialize;
 use tokio::sync::mpsc;
 
 use super::error::CliError;
-use super::output::{Output, count, plain};
+use super::output::{Output, count, plain, tell};
 use super::session::Session;
 use crate::bus;
 use crate::config::Config;
@@ -74,9 +74,9 @@ pub(super) async fn publish(config: Config, args: PublishArgs) -> Result<(), Cli
     let stream = stream.filter(|stream| !stream.is_empty());
     let stream = stream.ok_or(CliError::NoStream { command: "publish" })?;
     if !config.bus.streams.contains(&stream) {
-        eprintln!(
+        tell(format_args!(
             "note: {stream} is not among bus.streams, so no `fairlane serve` with this configuration reads it"
-        );
+        ));
     }
     let taken = taken::written(&config, &Kinds::today(&config));
     let (summary, untaken) = Session::with(config, async |session| {
@@ -95,11 +95,11 @@ pub(super) async fn publish(config: Config, args: PublishArgs) -> Result<(), Cli
     })?;
     if let Some((kind, events)) = untaken {
         let more = if events > 1 { " and others" } else { "" };
-        eprintln!(
+        tell(format_args!(
             "note: {} of a type that no pipeline of this configuration takes ({}{more}); `events` of a pipeline names its types",
             count(events, "event"),
             plain(&kind)
-        );
+        ));
     }
     if summary.refused > 0 {
         return Err(CliError::LinesRefused(summary.refused));
@@ -113,7 +113,7 @@ fn open(path: &Path) -> io::Result<(Input, Option<u64>)> {
     if path == Path::new("-") {
         let input = io::stdin();
         if input.is_terminal() {
-            eprintln!("reading events from the terminal, one a line; Ctrl-D ends");
+            tell("reading events from the terminal, one a line; Ctrl-D ends");
         }
         return Ok((Box::new(input), None));
     }
@@ -144,7 +144,7 @@ impl<'a> Job<'a> {
             ),
             None => (ProgressBar::new_spinner(), "{spinner} {msg}  {bytes_per_sec}  {elapsed}"),
         };
-        let style = ProgressStyle::with_template(template).expect("the templates are constant");
+        let style = ProgressStyle::with_template(template).expect("constants, and well-formed");
         progress.set_style(style);
         let summary = Summary { stream, published: 0, refused: 0 };
         Self { name, summary, unmatched: None, line: 0, progress }
@@ -185,9 +185,9 @@ impl<'a> Job<'a> {
         self.summary.refused += batch.refused;
         self.progress.suspend(|| {
             for (line, reason) in &batch.shown {
-                eprintln!("{}: line {line}: {}", self.name, plain(reason));
+                tell(format_args!("{}: line {line}: {}", self.name, plain(reason)));
                 if *line == batch.hush_after {
-                    eprintln!("{}: further bad lines are only counted", self.name);
+                    tell(format_args!("{}: further bad lines are only counted", self.name));
                 }
             }
         });

@@ -9,7 +9,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::error::CliError;
-use super::output::{Output, Table, count, duration, number, plain};
+use super::output::{Output, Table, count, duration, number, plain, tell};
 use super::pipelines::confirm;
 use super::session::Session;
 use crate::clock::{millis, rfc3339};
@@ -139,10 +139,11 @@ async fn begin(session: &Session, output: Output, args: &ReplayArgs) -> Result<(
         return output.show(&found, |found| describe(output, &replay.spec, found, millis(now)));
     }
     if found.not_copied > 0 {
-        eprintln!("note: {}", left_alone(found.not_copied));
+        tell(format_args!("note: {}", left_alone(found.not_copied)));
     }
     if let Some(gone) = found.gone_until_ms {
-        eprintln!("note: the bus no longer has all entries from before {}", rfc3339(gone));
+        let gone = rfc3339(gone);
+        tell(format_args!("note: the bus no longer has all entries from before {gone}"));
     }
     if found.events > 0 {
         let question = format!(
@@ -155,7 +156,7 @@ async fn begin(session: &Session, output: Output, args: &ReplayArgs) -> Result<(
     }
     let id = uuid::Uuid::now_v7().to_string();
     let run = replay.run(&id, Some((found.events, copied))).await??;
-    eprintln!("replay {id}; if it is interrupted: fairlane replay --continue {id}");
+    tell(format_args!("replay {id}; if it is interrupted: fairlane replay --continue {id}"));
     session.note(on("replay", &replay.spec, &id), "started").await;
     put(output, &replay, run, args.rate).await
 }
@@ -183,7 +184,7 @@ async fn put(
         Some(matched) => (ProgressBar::new(matched), "{bar:30} {percent:>3}%  {msg}  {eta} left"),
         None => (ProgressBar::new_spinner(), "{spinner} {msg}  {elapsed}"),
     };
-    progress.set_style(ProgressStyle::with_template(template).expect("the templates are constant"));
+    progress.set_style(ProgressStyle::with_template(template).expect("constants, and well-formed"));
     progress.enable_steady_tick(Duration::from_millis(100));
     let (started, mut put, mut more) = (Instant::now(), 0, !run.is_done());
     // A short step each tenth of a second keeps the rate even.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use redis::TlsCertificates;
 
 use super::error::CliError;
+use super::output::tell;
 use crate::config::{Config, PipelineConfig, RedisUrl, is_built_in};
 use crate::formats;
 use crate::id::{PipelineName, ShardCount};
@@ -186,11 +187,11 @@ async fn notice_others(server: &Server) {
     let Ok(others) = server.environments().await else { return };
     if !others.is_empty() {
         let others: Vec<_> = others.iter().map(|other| format!("{other:?}")).collect();
-        eprintln!(
+        tell(format_args!(
             "note: there is no data yet under redis.prefix = {:?}; this Redis has data under {}",
             server.target().prefix(),
             others.join(", ")
-        );
+        ));
     }
 }
 
@@ -214,7 +215,7 @@ impl Redis {
         };
         let private = private?;
         if private.was_started() && is_lost(config) {
-            eprintln!("{}", lost_notice(config));
+            tell(lost_notice(config));
         }
         Ok(Self::Private(Box::new(private)))
     }

@@ -176,7 +176,7 @@ fn keeps(kept: &Kept) {
 /// Reads a text as that of each kind of field.
 fn field(text: &str) {
     if let Some(attempts) = Attempts::parse(text) {
-        let _ = (attempts.counted(), attempts.isolated(), attempts.vanished());
+        let _ = (attempts.counted(), attempts.are_noted(), attempts.vanished());
     }
     if let Some(aside) = Aside::parse(text) {
         assert_eq!(Aside::parse(&aside.to_string()), Some(aside));

@@ -54,7 +54,8 @@ pub(super) fn portion(process: &str, done: &[&(BotId, Attempt)]) -> Vec<u8> {
     });
     let portion = PortionRef { process, attempts: attempts.collect() };
     let mut packed = Vec::with_capacity(done.len() * ATTEMPT);
-    rmp_serde::encode::write(&mut packed, &portion).expect("texts and numbers are serialisable");
+    rmp_serde::encode::write(&mut packed, &portion)
+        .expect("a Vec takes every byte, and texts and numbers always encode");
     packed
 }
 
@@ -71,8 +72,8 @@ fn read(portion: &[u8]) -> impl Iterator<Item = (String, Attempt)> {
 
 /// A failure after its length.
 pub(super) fn failure(attempt: &Attempt) -> Vec<u8> {
-    let packed =
-        rmp_serde::to_vec(&(attempt, &attempt.ids)).expect("texts and numbers are serialisable");
+    let packed = rmp_serde::to_vec(&(attempt, &attempt.ids))
+        .expect("a Vec takes every byte, and texts and numbers always encode");
     let length = u16::try_from(packed.len().min(FAILURE_MAX)).unwrap_or(u16::MAX);
     let mut all = length.to_be_bytes().to_vec();
     all.extend_from_slice(&packed[..usize::from(length)]);

@@ -243,8 +243,9 @@ impl OpenLeases {
                 let done = sequences(&records).take(settlement.settled);
                 settlement.tally.record(&open.pipeline.metrics, done, now);
                 open.note(&records, current.attempts, now, &settlement);
-                let noted = (&pipeline.queue, &*pipeline.meter);
-                settlement.note_failure(noted, &open.capability.bot, None, now).await;
+                settlement.count(&pipeline.meter, now);
+                let bot = (&open.capability.bot, false);
+                settlement.note_failure(&pipeline.queue, bot, None, now).await;
                 return Ok(());
             }
         }

@@ -12,11 +12,13 @@
 //! After a lost worker, a panic or a timeout it is unknown which event failed. Such an event
 //! becomes a dead letter only after at least one attempt alone, even with `max_attempts = 1`.
 //!
-//! After a failure, the next slice has one event. While slices succeed, each next one is twice as
-//! large, up to `batch`. So a poison event becomes the first one after a few more failures, and is
-//! identified exactly, regardless of what the handler reports; and a handler that fails now and
-//! then is not asked for each event alone. After a lost lease, `batch` events are handled one by
-//! one before slices grow: an event that ends its process must not end several.
+//! After a failure, the next slice has one event. If several events failed together and none of them
+//! was named, slices grow from there: 1, 2, 4, … up to `batch`, and such a failure starts this again.
+//! So a poison event becomes the first one after a few more failures, and is identified exactly,
+//! regardless of what the handler reports; and a handler that fails now and then is not asked for each
+//! event alone. An event that becomes a dead letter does not count as a success. After a lost lease,
+//! `batch` events are handled one by one before slices grow, so that an event that ends its process
+//! ends few of them.
 //!
 //! Retries have a budget, a tenth of the first attempts ([`RetryBudget`]). Retries beyond it are
 //! delayed, so that first attempts have priority even if everything fails.

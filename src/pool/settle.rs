@@ -91,27 +91,34 @@ pub(super) struct Settlement {
 }
 
 impl Settlement {
-    /// Notes for operators why the handler failed, if it did. The slice is already settled, so an
-    /// error here has no consequence. `first` is the first event of the slice, if known.
-    pub(super) async fn note_failure(
-        &self,
-        (queue, meter): (&Queue, &Meter),
-        bot: &BotId,
-        first: Option<Sequence>,
-        now: Duration,
-    ) {
+    /// Counts the call of the handler as a success or a failure.
+    pub(super) fn count(&self, meter: &Meter, now: Duration) {
         if self.tally.done > 0 || self.failure.is_none() && self.settled > 0 {
             meter.calls.succeeded();
         }
-        let Some(reason) = &self.failure else { return };
-        if self.tally.done == 0 {
+        if let Some(reason) = &self.failure
+            && self.tally.done == 0
+        {
             meter.calls.failed(reason, millis(now));
         }
+    }
+
+    /// Notes for operators why the handler failed, if it did. The slice is already settled, so an
+    /// error here has no consequence. `first` is the first event of the slice, if known. `had_lanes`: whether
+    /// lanes of the bot were set aside before.
+    pub(super) async fn note_failure(
+        &self,
+        queue: &Queue,
+        (bot, had_lanes): (&BotId, bool),
+        first: Option<Sequence>,
+        now: Duration,
+    ) {
+        let Some(reason) = &self.failure else { return };
         let pause = match self.mode {
             Mode::Fail { ms, .. } | Mode::Park { ms } => Some(Duration::from_millis(ms)),
             _ => None,
         };
-        let noted = Noted { reason, first, progress: self.tally.done > 0, pause, now };
+        let noted = Noted { reason, first, progress: self.tally.done > 0, had_lanes, pause, now };
         let noted = queue.note_failure(bot, noted).await;
         noted.unwrap_or_else(|error| debug!(%bot, %error, "cannot note why the handler failed"));
     }
@@ -172,7 +179,8 @@ pub(super) fn settle(
             let attempt = counted.saturating_add(1);
             let reason = shorten(&reason);
             failure = Some(reason.clone());
-            let isolate = if at.is_some() { 1 } else { isolate_after_failure(policy.batch) };
+            let is_known = at.is_some() || fit.len() == 1;
+            let isolate = if is_known { 1 } else { isolate_after_failure(policy.batch) };
             match kind {
                 FailureKind::Unavailable => {
                     // A target that says when it can be asked again was reached: the outage of others does

@@ -3,7 +3,7 @@
 //! completion and expire later.
 //!
 //! A bot counts as failing while the event that was at the head of its queue after the last failure
-//! is still at the head. Once that event is settled, the note is outdated.
+//! is still at the head, or while a lane is set aside. After that, the note is outdated.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use utoipa::ToSchema;
 use super::{BotState, BotView, Queue};
 use crate::clock::millis;
 use crate::id::{BotId, Sequence};
+use crate::redis::scripts::Attempts;
 use crate::redis::{RedisError, Reply, ReplyError};
 
 /// Time that a note is kept beyond the pause before the next attempt.
@@ -82,6 +83,8 @@ pub(crate) struct Noted<'a> {
     pub(crate) first: Option<Sequence>,
     /// Whether a part of the slice was done. Then the series of failures is interrupted.
     pub(crate) progress: bool,
+    /// Whether lanes of the bot were set aside before. Then the series goes on.
+    pub(crate) had_lanes: bool,
     /// The pause before the next attempt; none after a dead letter.
     pub(crate) pause: Option<Duration>,
     /// The time since 1970.
@@ -122,12 +125,15 @@ struct Kept {
     failure: String,
     streak: Option<Streak>,
     head: Option<u64>,
+    /// When the last one of the lanes is due that are set aside, ms since 1970; `None`: no lane is.
+    lanes_until_ms: Option<u64>,
 }
 
 impl Kept {
     /// Whether the event that failed last is still queued; `None` for notes of earlier versions.
     fn still_fails(&self) -> Option<bool> {
-        self.streak.map(|streak| self.head == Some(streak.head))
+        let has_lanes = self.lanes_until_ms.is_some();
+        self.streak.map(|streak| has_lanes || self.head == Some(streak.head))
     }
 }
 
@@ -139,13 +145,20 @@ impl Queue {
         noted: Noted<'_>,
     ) -> Result<(), RedisError> {
         let kept = self.kept(std::slice::from_ref(bot)).await?.pop();
-        let Some(Kept { streak, head: Some(head), .. }) = kept else { return Ok(()) };
+        let Some(Kept { streak, head, lanes_until_ms, .. }) = kept else { return Ok(()) };
+        let Some(head) = head.or(lanes_until_ms.map(|_| 0)) else { return Ok(()) };
         let now_ms = millis(noted.now);
-        // After a dead letter, the next event continues the series of failures.
+        // After a dead letter, the next event continues the series of failures. Progress of one lane does not
+        // end the failures of another one.
         let tried = noted.first.map_or(head, Sequence::get);
-        let before = streak.filter(|streak| !noted.progress && streak.head == tried);
+        let before = streak.filter(|streak| {
+            let is_same = !noted.progress && streak.head == tried;
+            is_same || noted.had_lanes
+        });
         let streak = Streak { since_ms: before.map_or(now_ms, |before| before.since_ms), head };
-        let ttl_ms = millis(noted.pause.unwrap_or_default().saturating_add(KEPT));
+        let pause_ms = millis(noted.pause.unwrap_or_default());
+        let lanes_ms = lanes_until_ms.unwrap_or_default().saturating_sub(now_ms);
+        let ttl_ms = pause_ms.max(lanes_ms).saturating_add(millis(KEPT));
         let keys = self.keys_of(bot);
         let mut pipe = Pipeline::with_capacity(2);
         pipe.cmd("SET").arg(keys.failure(bot)).arg(written(now_ms, noted.reason));
@@ -248,22 +261,26 @@ impl Queue {
         if bots.is_empty() {
             return Ok(Vec::new());
         }
-        let mut pipe = Pipeline::with_capacity(2 * bots.len());
+        let mut pipe = Pipeline::with_capacity(3 * bots.len());
         for bot in bots {
             let keys = self.keys_of(bot);
             pipe.cmd("GET").arg(keys.failure(bot));
             pipe.cmd("GET").arg(keys.failing(bot));
+            pipe.cmd("HGET").arg(keys.attempts()).arg(bot.as_str());
         }
         let values = Value::Array(self.link().run_checked("GET", &pipe).await?);
         let mut reply = self.read("GET", Reply::new(values))?;
-        let mut next = || self.read("GET", reply.bytes()).map(Option::unwrap_or_default);
         let heads = self.heads(bots).await?;
         let mut all = Vec::with_capacity(bots.len());
         for bot in bots {
+            let mut next = || self.read("GET", reply.bytes()).map(Option::unwrap_or_default);
             let failure = String::from_utf8_lossy(&next()?).into_owned();
             let streak = Streak::read(&String::from_utf8_lossy(&next()?));
+            // What another version wrote hides only the lanes.
+            let (_, aside) = Attempts::read(&mut reply).unwrap_or_default();
+            let lanes_until_ms = aside.lanes().iter().map(|lane| lane.due_ms).max();
             let head = heads.get(bot).map(|head| head.sequence).filter(|first| *first > 0);
-            all.push(Kept { failure, streak, head });
+            all.push(Kept { failure, streak, head, lanes_until_ms });
         }
         Ok(all)
     }

@@ -325,7 +325,7 @@ impl Queue {
 fn delayed_bot(entry: &[u8]) -> Option<BotId> {
     let colon = entry.iter().position(|&byte| byte == b':')?;
     let length: usize = std::str::from_utf8(&entry[..colon]).ok()?.parse().ok()?;
-    let bot = entry.get(colon + 1..colon + 1 + length)?;
+    let bot = entry.get(colon + 1..)?.get(..length)?;
     BotId::parse(std::str::from_utf8(bot).ok()?).ok()
 }
 
@@ -370,7 +370,8 @@ mod tests {
             let entry = format!("{}:{id}\u{98}rest", id.len());
             assert_eq!(delayed_bot(entry.as_bytes()).unwrap().as_str(), id);
         }
-        for damaged in ["", ":", "9:short", "x:abc", "-1:a"] {
+        let endless = format!("{}:b", usize::MAX);
+        for damaged in ["", ":", "9:short", "x:abc", "-1:a", &endless] {
             assert_eq!(delayed_bot(damaged.as_bytes()), None, "{damaged}");
         }
     }

@@ -122,7 +122,8 @@ impl Run {
     }
 
     async fn store(&mut self, link: &Link, keep: Duration) -> Result<(), RedisError> {
-        let text = serde_json::to_string(self).expect("texts and numbers are serialisable");
+        let text = serde_json::to_string(self)
+            .expect("texts, numbers, and maps by texts or numbers are values of JSON");
         let mut command = redis::cmd("SET");
         command.arg(keys::replay(link.prefix(), &self.id)).arg(text);
         command.arg("PX").arg(millis(keep));

@@ -284,7 +284,7 @@ impl Running {
 /// Never: the name is a constant and legal.
 #[must_use]
 pub fn pipeline_name() -> PipelineName {
-    PipelineName::parse("bench").expect("a legal name")
+    PipelineName::parse("bench").expect("a constant of small letters is a name")
 }
 
 /// An event of `bot` with `id`, padded to `bytes` of JSON.
@@ -339,7 +339,8 @@ pub async fn drained(
 /// Never: the bounds are constants and legal.
 #[must_use]
 pub fn waits() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 600_000_000, 2).expect("legal bounds")
+    Histogram::new_with_bounds(1, 600_000_000, 2)
+        .expect("constants that it takes: from 1 on, and up to 5 digits")
 }
 
 /// Milliseconds at a quantile.

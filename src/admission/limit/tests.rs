@@ -91,6 +91,21 @@ fn the_time_that_callers_give_bounds_the_time_under_load() {
 }
 
 #[test]
+fn answers_in_no_time_leave_the_limit_a_number() {
+    let mut limiter = Limiter::new(1_000);
+    let mut now = Duration::ZERO;
+    let (took, given) = (Duration::ZERO, Some(Duration::ZERO));
+    for _ in 0..200 {
+        now += Duration::from_millis(10);
+        let sample = Sample { operation: Operation(1), took, given, in_flight: 1, places: 1 };
+        if let Some(window) = limiter.observe(sample, now) {
+            limiter.adjust(&window, true, 1_000, now, |_, _| {});
+        }
+    }
+    assert!(limiter.limit() >= FIRST as usize, "{}", limiter.limit());
+}
+
+#[test]
 fn a_refusal_while_the_latency_is_good_was_a_mistake_and_the_limit_grows() {
     let mut limiter = Limiter::new(1_000);
     let mut now = Duration::ZERO;

@@ -447,8 +447,10 @@ pub fn emitted(
         .extension(DEPTH, json!(depth(event) + 1))
         .extension(SHARE, json!(share))
         .extension(RULE, json!(effect.rule));
-    if let Ok(now) = jiff::Timestamp::from_duration(now.try_into().unwrap_or_default()) {
-        builder = builder.time(now);
+    // A delay beyond every time has none.
+    let time = now.try_into().ok().and_then(|now| jiff::Timestamp::from_duration(now).ok());
+    if let Some(time) = time {
+        builder = builder.time(time);
     }
     if let Some(subject) = event.subject() {
         builder = builder.subject(subject);

@@ -216,6 +216,12 @@ impl Delay {
     fn is_none(&self) -> bool {
         self.0.is_zero()
     }
+
+    /// The end of the time span if it begins at `time`. A stored one may be beyond the maximum.
+    #[must_use]
+    pub fn after(self, time: Duration) -> Duration {
+        time.saturating_add(self.0)
+    }
 }
 
 impl Serialize for Delay {

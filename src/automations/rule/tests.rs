@@ -23,6 +23,14 @@ fn a_rule_reads_back_as_it_was_written() {
 }
 
 #[test]
+fn a_stored_time_span_beyond_every_time_has_an_end() {
+    let (now, second) = (Duration::from_secs(1_800_000_000), Duration::from_secs(1));
+    assert_eq!(Delay(second).after(now), now + second);
+    let endless: Delay = serde_json::from_str("18446744073709549568").unwrap();
+    assert_eq!(endless.after(now), Duration::MAX);
+}
+
+#[test]
 fn an_invalid_rule_is_refused_with_the_place() {
     let with = |action: &str| format!(r#"{{"on":["x"],"actions":[{action}]}}"#);
     let long = "x".repeat(300);

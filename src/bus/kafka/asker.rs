@@ -1,5 +1,6 @@
 //! A client that only asks and commits. It reads nothing and joins no group.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -207,7 +208,10 @@ impl Asker {
                 let element = element.ok_or(KafkaError::OffsetFetch(Code::UnknownPartition))?;
                 // Not the same as nothing: a start or an incarnation must not be taken from it.
                 element.error()?;
-                Ok(Committed::read(element.offset(), element.metadata()))
+                // The binding panics if it is not UTF-8, and another client of the group may commit any
+                // bytes.
+                let metadata = catch_unwind(AssertUnwindSafe(|| element.metadata()));
+                Ok(Committed::read(element.offset(), metadata.unwrap_or_default()))
             };
             partitions.iter().map(committed).collect()
         })

@@ -95,8 +95,8 @@ impl Incarnations {
         }
         // The record of the fall is lost. It was below the highest position, and not above the
         // lowest one if both are of this incarnation.
-        let after =
-            if lowest.ms == highest.ms { lowest.seq } else { lowest.seq.min(highest.seq - 1) };
+        let before = highest.seq.saturating_sub(1);
+        let after = if lowest.ms == highest.ms { lowest.seq } else { lowest.seq.min(before) };
         Some(Fall { number, after: after.min(highest.seq) })
     }
 
@@ -184,6 +184,9 @@ mod tests {
         // A shard that has read nothing since gets at least what is behind its position.
         let fall = self::stream(&[]).unknown_fall(at(0, 850), at(1, 905), 950).unwrap();
         assert_eq!(fall, Fall { number: 1, after: 850 });
+        // Nothing was left then, and nothing was read since.
+        let fall = self::stream(&[]).unknown_fall(at(0, 850), at(1, 0), 5).unwrap();
+        assert_eq!(fall, Fall { number: 1, after: 0 });
     }
 
     #[test]

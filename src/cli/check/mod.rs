@@ -160,7 +160,7 @@ impl Progress {
     fn begin() -> Self {
         let bar = ProgressBar::new_spinner();
         let style = ProgressStyle::with_template("{spinner} checking {msg}  {elapsed}");
-        bar.set_style(style.expect("the template is constant"));
+        bar.set_style(style.expect("a constant, and well-formed"));
         bar.enable_steady_tick(TICK);
         Self(bar, RefCell::default())
     }

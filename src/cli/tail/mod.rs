@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use self::lines::Lines;
 use self::writer::Writer;
 use super::error::CliError;
-use super::output::{Output, duration};
+use super::output::{Output, duration, tell};
 use super::session::Session;
 use crate::clock::millis;
 use crate::config::Config;
@@ -166,7 +166,7 @@ impl<'a> Tail<'a> {
             self.wanted.bots.iter().map(|bot| super::output::plain(bot.as_str())).collect();
         let of = if bots.is_empty() { String::new() } else { format!(" of {}", bots.join(", ")) };
         let what = if self.wanted.failing { "failed attempts" } else { "attempts" };
-        eprintln!("following {what}{of} in {}; Ctrl-C ends it", names.join(", "));
+        tell(format_args!("following {what}{of} in {}; Ctrl-C ends it", names.join(", ")));
     }
 
     /// Follows a pipeline, unless it keeps no attempts. Returns its last ones.
@@ -178,9 +178,9 @@ impl<'a> Tail<'a> {
         let config = self.session.config.pipelines.get(name);
         if config.is_some_and(|config| config.history.slices == 0) {
             if self.without.insert(name.clone()) {
-                eprintln!(
+                tell(format_args!(
                     "pipeline {name} keeps no attempts (history.slices = 0), so none of it are shown"
-                );
+                ));
             }
             return Ok(Vec::new());
         }
@@ -197,7 +197,7 @@ impl<'a> Tail<'a> {
             if !is_known && !self.without.contains(&name) {
                 self.follow(&name, 0).await?;
                 if !self.without.contains(&name) {
-                    eprintln!("following pipeline {name} too");
+                    tell(format_args!("following pipeline {name} too"));
                 }
             }
         }
@@ -224,8 +224,8 @@ impl<'a> Tail<'a> {
         self.show(outcomes, None).await?;
         if gap && self.noted.is_none_or(|noted| noted.elapsed() >= GAPS) {
             self.noted = Some(Instant::now());
-            eprintln!(
-                "some attempts may be missing: there are more of them than history.max_bytes keeps until they are shown"
+            tell(
+                "some attempts may be missing: there are more of them than history.max_bytes keeps until they are shown",
             );
         }
         Ok((more, failed))
@@ -253,14 +253,15 @@ impl<'a> Tail<'a> {
         }
         if self.silent.is_none() {
             self.silent = Some(Instant::now());
-            eprintln!("{error}; waiting until Redis answers");
+            tell(format_args!("{error}; waiting until Redis answers"));
         }
         Ok(())
     }
 
     fn answers(&mut self) {
         if let Some(since) = self.silent.take() {
-            eprintln!("Redis answers again, after {}", duration(millis(since.elapsed())));
+            let after = duration(millis(since.elapsed()));
+            tell(format_args!("Redis answers again, after {after}"));
         }
     }
 }

@@ -226,7 +226,7 @@ impl Server {
         let port = self.port;
         let text =
             format!("mongodb://127.0.0.1:{port}/?directConnection=true&w=majority&journal=true");
-        MongoUrl::parse(&text).expect("a number and constants make a usable address")
+        MongoUrl::parse(&text).expect("something answers at the port, so it is not 0")
     }
 }
 

@@ -69,6 +69,8 @@ fn an_unknown_culprit_is_never_given_up_among_others_but_isolated() {
     let end = settle(&[Fit, Fit, Fit], Err(Failure::unknown("panic".into())), policy(9));
     assert_eq!(end.n, 0);
     assert!(matches!(end.mode, Mode::Fail { isolate: 3, .. }));
+    let only = settle(&[Fit], Err(Failure::unknown("panic".into())), policy(0));
+    assert_eq!(only.mode, Mode::Fail { ms: 1_000, isolate: 1 }, "it is known");
     let alone = settle(&[Fit], Err(Failure::unknown("panic".into())), policy(9));
     assert_eq!(alone.exceptions, [dead(0, "panic", 10)]);
 }

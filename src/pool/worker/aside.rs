@@ -134,7 +134,7 @@ impl Worker {
         }
         let first = runs.first().and_then(|run| run.slice.events.first());
         let first = first.map(|delivery| delivery.sequence);
-        let noted = (&self.shared.queue, &*self.shared.meter);
-        settlement.note_failure(noted, &self.lease.bot, first, now).await;
+        settlement.count(&self.shared.meter, now);
+        settlement.note_failure(&self.shared.queue, self.noted_bot(), first, now).await;
     }
 }

@@ -121,8 +121,8 @@ impl Worker {
                 self.tell_committed(slice, settled);
                 self.note(&slice.events, took, now, &settlement);
                 let first = slice.events.first().map(|delivery| delivery.sequence);
-                let noted = (&self.shared.queue, &*self.shared.meter);
-                settlement.note_failure(noted, &self.lease.bot, first, now).await;
+                settlement.count(&self.shared.meter, now);
+                settlement.note_failure(&self.shared.queue, self.noted_bot(), first, now).await;
             }
             Committed::Stale => {
                 if !self.ended_outside() {

@@ -25,7 +25,7 @@ use super::traced::{commits, ended};
 use super::{Ended, Worker, throttle, too_long};
 use crate::event::Event;
 use crate::handler::{Answer, Delivery, Failure, Outcomes, Slice};
-use crate::id::Lane;
+use crate::id::{BotId, Lane};
 use crate::redis::aside::{Aside, Tried, Waiting};
 use crate::redis::scripts::{AsideChange, Exception, Fate, Mode};
 
@@ -141,6 +141,11 @@ impl Worker {
         self.lease.granted_us() / 1_000 + crate::clock::millis(self.claimed_at.elapsed())
     }
 
+    /// The bot, and whether lanes of it were set aside before this slice.
+    pub(super) fn noted_bot(&self) -> (&BotId, bool) {
+        (&self.lease.bot, !self.lease.aside.is_empty())
+    }
+
     /// What changes for the lanes that are set aside.
     pub(super) fn change(&self, aside: Aside, list: Option<Lane>) -> AsideChange {
         let next_ms = aside.next_ms(self.now_ms());
@@ -151,7 +156,7 @@ impl Worker {
     /// end this process too. Returns whether the lease is still held.
     pub(super) async fn note_tried(&mut self, tried: Tried) -> bool {
         // Also without a vanished holder: a success in another lane has forgotten those that vanished.
-        if !self.lease.attempts.isolated() {
+        if !self.lease.attempts.are_noted() {
             return true;
         }
         if !self.lease.aside.is_empty() {
@@ -328,11 +333,12 @@ impl Worker {
     }
 
     /// The state of a lane after a slice of it that did not end completely; `alone`: the number of
-    /// events that were to be handled one by one.
+    /// events that were to be handled until its slices are as large as usual.
     pub(super) fn waiting(&self, lane: Lane, settlement: &Settlement, alone: u32) -> Waiting {
         let before = if settlement.settled == 0 { self.lease.attempts.counted() } else { 0 };
-        let done = u32::try_from(settlement.settled).unwrap_or(u32::MAX);
-        let alone = alone.saturating_sub(done);
+        // A dead letter is no success after which slices grow.
+        let Tally { done, later, .. } = settlement.tally;
+        let alone = alone.saturating_sub(u32::try_from(done + later).unwrap_or(u32::MAX));
         let now_ms = self.now_ms();
         match settlement.mode {
             Mode::Fail { ms, isolate } => {
@@ -391,12 +397,19 @@ impl Worker {
             let event = self.event_of(given_up.index, runs);
             given_up.warn(self.shared.queue.name(), &self.lease.bot, event);
         }
+        let mut last = None;
         for (run, settlement) in runs.iter().zip(&lanes) {
             self.tell_committed(&run.slice, settlement.settled);
             self.note(&run.slice.events, run.took, now, settlement);
+            settlement.count(&self.shared.meter, now);
+            if settlement.failure.is_some() {
+                last = Some((run, settlement));
+            }
+        }
+        // A bot has one note, however many lanes failed.
+        if let Some((run, settlement)) = last {
             let first = run.slice.events.first().map(|delivery| delivery.sequence);
-            let noted = (&self.shared.queue, &*self.shared.meter);
-            settlement.note_failure(noted, &self.lease.bot, first, now).await;
+            settlement.note_failure(&self.shared.queue, self.noted_bot(), first, now).await;
         }
     }
 
@@ -436,8 +449,8 @@ impl Worker {
             if let Some(run) = runs.first() {
                 self.note(&run.slice.events, run.took, now, &settlement);
             }
-            let noted = (&self.shared.queue, &*self.shared.meter);
-            settlement.note_failure(noted, &self.lease.bot, None, now).await;
+            settlement.count(&self.shared.meter, now);
+            settlement.note_failure(&self.shared.queue, self.noted_bot(), None, now).await;
         }
     }
 

@@ -102,9 +102,9 @@ impl Attempts {
         self.suspect > 0 || self.lost > 0
     }
 
-    /// Whether slices are smaller than usual.
+    /// Whether anything is noted since the last progress.
     #[must_use]
-    pub fn isolated(self) -> bool {
+    pub fn are_noted(self) -> bool {
         self != Self::default()
     }
 

@@ -17,7 +17,7 @@ use crate::support::proxy::{Proxy, holds};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::roles::worker::{Effect, Poison};
-use crate::support::wait::{Stalls, eventually};
+use crate::support::wait::{Stopwatch, eventually};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -43,31 +43,44 @@ async fn events_of_quiet_bots_are_neither_claimed_nor_read_while_workers_are_fre
     instance.stop().await;
 }
 
-/// How often this command runs for events at a steady rate, in the best of some rounds. On a busy machine
-/// the events of a round are further apart than they should be, and then they share less.
-async fn at_a_steady_rate(bots: u32, command: &str, allowed: u64) -> u64 {
-    let mut fewest = u64::MAX;
+const STEADY: u32 = 400;
+/// The first events are not judged.
+const FIRST: u32 = STEADY / 5;
+const ROUNDS: u32 = 10;
+/// On a machine that is not busy, so many events come within this time. Beyond it, a completion may find
+/// no company.
+const FEW: usize = 10;
+const TOGETHER: Duration = Duration::from_millis(70);
+
+/// Asserts that this command runs at most `allowed` times for the events of a steady rate, in the best of
+/// some rounds. On a busy machine the events are further apart than they should be. Those need the command
+/// once each, so a round with many of them shows nothing.
+async fn runs_rarely(bots: u32, command: &str, allowed: u64) {
+    let mut told = Vec::new();
     for _ in 0..ROUNDS {
-        fewest = fewest.min(calls(bots, command).await);
-        if fewest < allowed {
-            break;
+        let (ran, steady) = calls(bots, command).await;
+        let all = u64::from(STEADY - FIRST);
+        if steady >= all / 2 && ran <= all - steady + allowed * steady / all {
+            return;
         }
+        told.push(format!("{ran} times, with {steady} of {all} events at the rate"));
     }
-    fewest
+    panic!("{command} ran too often, or the machine was too slow: {told:#?}");
 }
 
 /// Adds events one after another, of `bots` bots by turns, and waits until all are handled. Returns how
-/// often this command ran.
-async fn calls(bots: u32, command: &str) -> u64 {
+/// often this command ran, and how many events came at the rate.
+async fn calls(bots: u32, command: &str) -> (u64, u64) {
     let server = RedisServer::start(Options::default());
     let log = Log::default();
     let instance = Instance::start(&config(&server, "steady", &[]), log.content()).await;
-    let mut before = 0;
+    let (mut before, mut added) = (0, Vec::new());
     for n in 0..STEADY {
-        if n == STEADY / 5 {
+        if n == FIRST {
             before = server.calls(command).await;
         }
         add(&server, STREAM, &[event(&format!("bot-{}", n % bots), "tag.applied", n)]).await;
+        added.push(Instant::now());
         tokio::time::sleep(Duration::from_millis(3)).await;
     }
     eventually(LONG, "all are handled", async || log.len() >= STEADY as usize).await;
@@ -78,25 +91,20 @@ async fn calls(bots: u32, command: &str) -> u64 {
         assert_eq!(ids, (bot..STEADY).step_by(bots as usize).collect::<Vec<_>>(), "bot-{bot}");
     }
     instance.stop().await;
-    ran
+    let judged = added[FIRST as usize - FEW..].windows(FEW + 1);
+    (ran, judged.filter(|few| few[FEW] - few[0] < TOGETHER).count() as u64)
 }
-
-const STEADY: u32 = 400;
-const ROUNDS: u32 = 5;
 
 #[tokio::test]
 async fn completions_of_a_steady_rate_share_calls() {
     // Each call that ends leases removes them from the hash of leases once.
-    let allowed = u64::from(STEADY) * 2 / 3;
-    let ended = at_a_steady_rate(STEADY, "hdel", allowed).await;
-    assert!(ended < allowed, "{ended} calls ended leases of {STEADY} events");
+    runs_rarely(STEADY, "hdel", u64::from(STEADY) * 2 / 3).await;
 }
 
 #[tokio::test]
 async fn a_bot_whose_completion_waits_gets_a_lease_with_its_next_event() {
-    let allowed = u64::from(STEADY) / 4;
-    let read = at_a_steady_rate(1, "lrange", allowed).await;
-    assert!(read < allowed, "{read} of {STEADY} events were read");
+    // Otherwise its events are read from its queue.
+    runs_rarely(1, "lrange", u64::from(STEADY) / 4).await;
 }
 
 #[tokio::test]
@@ -137,21 +145,14 @@ async fn another_process_takes_over_soon_when_the_copier_dies_with_its_leases() 
     // minute later.
     tokio::time::sleep(Duration::from_secs(2)).await;
     fleet.publish(1).await;
-    let (published, stalls) = (Instant::now(), Stalls::watch());
     let is_dead = |worker: &mut WorkerProcess| worker.wait_exit(Duration::ZERO).is_some();
-    while !fleet.workers.iter_mut().any(is_dead) {
-        assert!(published.elapsed() < LONG, "no process took the event");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    let died = Instant::now();
+    let ends = async || fleet.workers.iter_mut().any(is_dead);
+    eventually(LONG, "a process took the event", ends).await;
+    let died = Stopwatch::start();
     fleet.cure();
     fleet.drains(LONG).await;
     // The TTL of a lease, and a second.
-    let (took, stall) = (died.elapsed(), stalls.longest());
-    assert!(
-        took < Duration::from_secs(4) + stall,
-        "it took {took:?}, and the machine stood still for {stall:?}"
-    );
+    died.within(Duration::from_secs(4), "another process takes over");
 }
 
 /// Otherwise the bots of this copy would rest until the leases run out.
@@ -170,6 +171,7 @@ async fn a_stop_waits_for_the_copy_in_progress_and_gives_its_leases_back() {
     add(&server, STREAM, &[event("bot", "test", 1)]).await;
     assert!(copied.catches(LONG).await);
     let release = async {
+        // The stop has come to the copy by then. On a slow machine it has not, and this shows nothing.
         tokio::time::sleep(Duration::from_millis(200)).await;
         copied.release();
     };

@@ -59,7 +59,7 @@ pub(crate) async fn killed(mut fleet: Fleet<impl RedisBackend>, each: u32) {
     assert!(report.is_clean(), "{report}");
     assert_eq!((report.sent, report.overlaps, report.given_up), (sent, 0, 0), "{report}");
     assert!(report.duplicates_explained > 0, "no kill hit a slice\n{report}");
-    let (rest, stall) = (fleet.longest_rest(), stalls.longest());
+    let ((rest, _), stall) = (fleet.rests(), stalls.longest());
     assert!(
         rest < TTL + Duration::from_secs(1) + stall,
         "a bot rested for {rest:?}, and the machine stood still for {stall:?}"

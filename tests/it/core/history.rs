@@ -6,6 +6,7 @@ use std::time::Duration;
 use fairlane::history::{Attempt, AttemptResult};
 use serde_json::{Value, json};
 
+use crate::support::config::SHARDS;
 use crate::support::http::Client;
 use crate::support::push::{LONG, Push};
 use crate::support::receiver::{Call, Reply};
@@ -122,8 +123,17 @@ async fn the_attempt_after_a_killed_process_tells_that_a_worker_vanished() {
     push.publish("b", 0..1).await;
     let mut first = push.serve().await;
     push.calls(1).await;
-    // The lease is confirmed by then, so that it counts as lost.
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    // Only a lease that was renewed counts as lost.
+    let mut connection = push.server.connection().await;
+    eventually(LONG, "its lease is renewed", async || {
+        let mut pipe = redis::Pipeline::new();
+        for shard in 0..SHARDS {
+            pipe.hget(format!("fl:{{test:{shard}}}:own"), "b");
+        }
+        let owners: Vec<Option<String>> = pipe.query_async(&mut connection).await.unwrap();
+        owners.into_iter().flatten().any(|owner| !owner.ends_with("|0"))
+    })
+    .await;
     first.kill9();
     let second = push.serve().await;
     let done = last(&second, "b", AttemptResult::Done).await;
@@ -137,6 +147,7 @@ async fn nothing_is_kept_with_history_switched_off() {
     push.publish("good", 0..1).await;
     let served = push.serve().await;
     push.calls(3).await;
+    // What is kept would be there by now.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let mut connection = push.server.connection().await;
     let keys: Vec<String> =

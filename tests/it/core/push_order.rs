@@ -2,18 +2,18 @@
 //! never two concurrent calls for one bot.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fairlane::clock::{Clock as _, SystemClock, micros};
 
 use crate::support::bus::Publisher;
 use crate::support::config::{SHARDS, STREAM};
-use crate::support::history::{Checker, Outcome, Record};
+use crate::support::history::{Checker, Outcome, Record, Report};
 use crate::support::push::pushing;
 use crate::support::receivers::{ExampleReceiver, Pushed, is_there};
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::Served;
-use crate::support::wait::eventually;
+use crate::support::wait::{LEASE_STALL, Stalls, eventually, judged, tried};
 
 const BOTS: usize = 120;
 /// 120 × 167 = 20,040 events in all.
@@ -51,8 +51,12 @@ fn repeats(pushes: &[Pushed]) -> Vec<(u64, u64)> {
     again
 }
 
-fn judge(sent: &std::path::Path, pushes: &[Pushed]) {
+/// Asserts what holds however slow the machine is.
+fn judge(sent: &std::path::Path, pushes: &[Pushed], is_slow: bool) -> Report {
     let mut checker = Checker::new();
+    if is_slow {
+        checker = checker.calls_may_arrive_late();
+    }
     checker.read_file(sent).unwrap();
     for push in pushes {
         for handled in &push.events {
@@ -72,12 +76,9 @@ fn judge(sent: &std::path::Path, pushes: &[Pushed]) {
     }
     let report = checker.report();
     assert!(report.is_clean(), "{report}");
-    assert_eq!(
-        (report.bots, report.sent, report.overlaps),
-        (BOTS, BOTS * EACH as usize, 0),
-        "{report}"
-    );
-    assert_eq!((report.fence_regressions, report.lost), (0, 0), "{report}");
+    let all = BOTS * EACH as usize;
+    assert_eq!((report.bots, report.sent, report.lost), (BOTS, all, 0), "{report}");
+    report
 }
 
 #[tokio::test]
@@ -94,6 +95,26 @@ async fn order_survives(limits: &[(&str, &str)]) {
     if !is_there("python3") {
         return println!("not shown: there is no python3");
     }
+    tried(3, async |is_last| is_in_order(limits, is_last).await).await;
+}
+
+/// Waits until so many events are done. It fails only if none is done for a while: the total time depends
+/// on the machine.
+async fn until_done(receiver: &ExampleReceiver, count: usize) {
+    let (mut done, mut moved) = (0, Instant::now());
+    eventually(10 * LONG, &format!("{count} events are done"), async || {
+        let now = receiver.count("done");
+        if now > done {
+            (done, moved) = (now, Instant::now());
+        }
+        assert!(moved.elapsed() < LONG, "{done} of {count} are done, and nothing moves");
+        done >= count
+    })
+    .await;
+}
+
+/// False: the machine stood still, so processes may have lost leases.
+async fn is_in_order(limits: &[(&str, &str)], is_last: bool) -> bool {
     let server = RedisServer::start(Options::default());
     let receiver = ExampleReceiver::python(&["--fail", "0.03", "--operator-secret", SECRET]);
     let directory = tempfile::tempdir().unwrap();
@@ -107,23 +128,28 @@ async fn order_survives(limits: &[(&str, &str)]) {
     for _ in 0..3 {
         processes.push(Served::start(&config).await);
     }
+    let stalls = Stalls::watch();
     publisher.publish(&server, STREAM, EACH).await;
     let total = publisher.total();
     assert_eq!(total, BOTS * EACH as usize);
-    eventually(LONG, "a third is done", async || receiver.count("done") > total / 3).await;
+    until_done(&receiver, total / 3 + 1).await;
     let killed = micros(SystemClock.now());
     processes[1].kill9();
     processes[1] = Served::start(&config).await;
-    eventually(LONG, "all is done", async || receiver.count("done") == total).await;
+    until_done(&receiver, total).await;
     eventually(LONG, "the queues are empty", async || depth(&server).await == 0).await;
 
+    let is_slow = !is_last && stalls.longest() > LEASE_STALL;
     let pushes = receiver.pushes();
-    judge(&sent, &pushes);
     let failed = pushes.iter().filter(|push| push.events.iter().any(|e| e.outcome == "failed"));
     assert!(failed.count() > 10, "three of a hundred calls failed");
-    // An event comes again only when the kill prevented the commit of its answer.
-    for (done, again) in repeats(&pushes) {
-        assert!(done.abs_diff(killed) <= UNCOMMITTED_US, "done at {done}, killed at {killed}");
-        assert!(again > killed);
-    }
+    let report = judge(&sent, &pushes, is_slow);
+    judged(is_slow, || {
+        assert_eq!((report.overlaps, report.late), (0, 0), "{report}");
+        // An event comes again only when the kill prevented the commit of its answer.
+        for (done, again) in repeats(&pushes) {
+            assert!(done.abs_diff(killed) <= UNCOMMITTED_US, "done at {done}, killed at {killed}");
+            assert!(again > killed);
+        }
+    })
 }

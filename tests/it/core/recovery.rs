@@ -23,7 +23,7 @@ use crate::support::proxy::{Proxy, holds};
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, Persistence, RedisServer};
 use crate::support::served::Served;
-use crate::support::wait::{Stalls, eventually};
+use crate::support::wait::{Stalls, Stopwatch, eventually, tried};
 
 const LONG: Duration = Duration::from_secs(20);
 const WORK: Roles = Roles { ingest: false, work: true, http: false, schedule: false };
@@ -39,14 +39,7 @@ async fn after_a_redis_restart_no_handler_starts_under_a_lease_that_was_revoked(
     // The answer to the claim, or the events themselves, reach the process after Redis has
     // restarted and another process holds the bot.
     for needle in ["}:weight", "}:q:"] {
-        let mut shown = false;
-        for _ in 0..TRIES {
-            shown = old_events_arrive_late(needle).await;
-            if shown {
-                break;
-            }
-        }
-        assert!(shown, "{needle}: the machine was too slow in every one of {TRIES} tries");
+        tried(TRIES, async |_| old_events_arrive_late(needle).await).await;
     }
 }
 
@@ -128,7 +121,7 @@ async fn a_quiet_bot_goes_on_soon_after_the_replies_to_one_process_are_lost() {
         add(&server, STREAM, &[event("b", "test", 0)]).await;
         eventually(LONG, "the first is handled", async || log.len() == 1).await;
         let other = if alone { None } else { Some(Instance::start(&direct, log.content()).await) };
-        let mut worst = Duration::ZERO;
+        let (stalls, mut worst) = (Stalls::watch(), Duration::ZERO);
         for id in 1..=3 {
             proxy.lose_replies();
             let lost = SystemClock.now();
@@ -140,7 +133,8 @@ async fn a_quiet_bot_goes_on_soon_after_the_replies_to_one_process_are_lost() {
             worst = worst.max(SystemClock.now().saturating_sub(lost));
         }
         println!("replies lost, alone {alone}: a quiet bot waited {worst:?} at most");
-        assert!(worst < TOO_LONG, "alone {alone}: {worst:?}");
+        let stall = stalls.longest();
+        assert!(worst < TOO_LONG + stall, "alone {alone}: {worst:?}, stalled for {stall:?}");
         let mut ids = log.ids(name);
         ids.dedup();
         assert_eq!(ids, ["0", "1", "2", "3"], "in order");
@@ -243,8 +237,9 @@ async fn a_bot_whose_renewal_waited_in_a_frozen_redis_is_handled_again_soon_afte
     });
     let instance = Instance::start(&config(&server, "thawed", &settings), slow).await;
     let queue = instance.queue("thawed");
-    let mut shown = false;
-    for n in 0..TRIES {
+    let mut n = 0;
+    tried(TRIES, async |_| {
+        n += 1;
         let bot = BotId::parse(&format!("b-{n}")).unwrap();
         let attempts = || {
             let all = log.all().into_iter().filter(|seen| seen.bot == bot.as_str());
@@ -261,17 +256,15 @@ async fn a_bot_whose_renewal_waited_in_a_frozen_redis_is_handled_again_soon_afte
         tokio::time::sleep(CLAIM_TTL + PATIENCE).await;
         server.sigcont();
         if in_time {
-            let (stalls, woken) = (Stalls::watch(), Instant::now());
+            let woken = Stopwatch::start();
             eventually(LONG, "it is handled again", async || attempts().len() == 2).await;
-            let (took, stall) = (woken.elapsed(), stalls.longest());
-            assert!(took < SOON + stall, "{took:?}, and the machine stood still for {stall:?}");
+            woken.within(SOON, "it is handled again");
             let done = async || queue.next_events(&bot, 1).await.unwrap().is_empty();
             eventually(LONG, "it is done", done).await;
             assert_eq!(attempts(), [1, 1], "no worker vanished");
-            shown = true;
-            break;
         }
-    }
-    assert!(shown, "the machine was too slow in every one of {TRIES} tries");
+        in_time
+    })
+    .await;
     instance.stop().await;
 }

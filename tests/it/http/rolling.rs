@@ -15,7 +15,7 @@ use crate::support::http::{Client, get, metric, until_ready};
 use crate::support::receiver::{Call, Receiver, Reply};
 use crate::support::redis::{Options, RedisServer, free_port};
 use crate::support::served::Served;
-use crate::support::wait::eventually;
+use crate::support::wait::{eventually, promised};
 
 const LONG: Duration = Duration::from_secs(60);
 /// Of the recipe: the interval of the checks, with some room.
@@ -99,7 +99,7 @@ async fn restarts(requests: usize) {
                 assert_eq!(ended.code(), Some(0), "{}", process.log());
                 *process = Served::start(config).await;
                 until_ready(&process.http()).await;
-                tokio::time::sleep(NOTICED).await;
+                promised(NOTICED).await;
             }
         }
         over.send_replace(true);

@@ -10,6 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 
+use crate::support::admission::admitted;
 use crate::support::bus::event;
 use crate::support::config::config;
 use crate::support::http::{Client, Response};
@@ -89,12 +90,15 @@ async fn lists_of_one_token_that_wait_for_their_turn_leave_room_for_other_reques
             assert_eq!(one.header("content-type"), Some(kind), "{path}");
         }
     }
+    let before = admitted(&process, "p1").await;
     let mut asking = JoinSet::new();
     for _ in 0..60 {
         let hostile = hostile.clone();
         asking.spawn(async move { hostile.get(page).await });
     }
-    tokio::time::sleep(Duration::from_millis(800)).await;
+    // Then one page is being read, and others wait for their turn.
+    let are_let_in = async || admitted(&process, "p1").await > before + 5.5;
+    eventually(LONG, "pages are let in", are_let_in).await;
     for number in 1..=10 {
         let answer = quiet.publish(STRUCTURED, event("other-1", "t", number)).await;
         assert_eq!(answer.code, 202, "{answer:?}");

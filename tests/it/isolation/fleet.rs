@@ -22,12 +22,14 @@ use crate::support::receiver::Receiver;
 use crate::support::recorder::{Log, Noting};
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::Served;
-use crate::support::wait::{Stalls, eventually};
+use crate::support::wait::{Stopwatch, eventually};
 
 const LONG: Duration = Duration::from_secs(60);
 /// A quiet bot's event is handled within this, whatever a hostile one does. On an idle machine it
 /// takes milliseconds; behind a hostile backlog it would take ten times as long as this.
 const SOON: Duration = Duration::from_secs(5);
+/// Steps from the publishing of an event to its handling. A pause of the machine may delay each of them.
+const STEPS: u32 = 4;
 const BATCH: &str = "application/cloudevents-batch+json";
 const STRUCTURED: &str = "application/cloudevents+json";
 
@@ -54,11 +56,11 @@ fn handled(log: &Log, bot: &str) -> usize {
 async fn quiet_is_served(server: &RedisServer, log: &Log, count: usize) {
     let before = handled(log, "quiet");
     for id in 0..count {
-        let published = Instant::now();
+        let published = Stopwatch::start();
         add(server, STREAM, &[event("quiet", "test", before + id)]).await;
         let is_done = async || handled(log, "quiet") > before + id;
         eventually(LONG, "the quiet bot's event is handled", is_done).await;
-        assert!(published.elapsed() < SOON, "it took {:?}", published.elapsed());
+        published.within_steps(SOON, STEPS, "the quiet bot's event is handled");
     }
 }
 
@@ -121,12 +123,12 @@ async fn a_tenant_that_publishes_without_pause_over_http_delays_no_other_bot() {
     let handles = async {
         eventually(LONG, "the flood has begun", async || handled(&log, "hostile") > 50).await;
         for id in 0..20 {
-            let published = Instant::now();
+            let published = Stopwatch::start();
             let answer = client.publish(STRUCTURED, event("quiet", "test", id)).await;
             assert_eq!(answer.code, 202, "{answer:?}");
             let is_done = async || handled(&log, "quiet") > id;
             eventually(LONG, "the quiet bot's event is handled", is_done).await;
-            assert!(published.elapsed() < SOON, "it took {:?}", published.elapsed());
+            published.within_steps(SOON, STEPS, "the quiet bot's event is handled");
         }
     };
     tokio::select! {
@@ -159,14 +161,12 @@ async fn heavy_rules_of_one_bot_delay_no_rules_of_another() {
     rig.publish(&heavy).await;
     let waiting = async || automation_rig::depth(&rig.stores).await;
     eventually(LONG, "they wait", async || waiting().await > 100).await;
-    let stalls = Stalls::watch();
     for id in 0..5 {
-        let published = Instant::now();
+        let published = Stopwatch::start();
         let id_text = format!("quiet-{id}");
         rig.publish(&[automation_rig::event("quiet", "bob", &id_text, "ask", json!({}))]).await;
         eventually(LONG, "the rule is applied", async || receiver.called() > id).await;
-        let (took, stall) = (published.elapsed(), stalls.longest());
-        assert!(took < Duration::from_secs(1) + stall, "it took {took:?}, stalled for {stall:?}");
+        published.within(Duration::from_secs(1), "the rule is applied");
     }
     assert!(waiting().await > 0, "there was a backlog all the time");
     drop(rig.instance);
@@ -194,6 +194,7 @@ async fn checks_of_long_filters_wait_by_turns_and_costly_classes_are_refused() {
     let long = format!("event.data.n in [{}]", vec!["-1"; 400].join(","));
     let flood = join_all((0..40).map(|_| test(&long)));
     let quiet = async {
+        // Behind the flood. On a slow machine it is before the flood, and this shows nothing.
         tokio::time::sleep(Duration::from_millis(50)).await;
         let begun = Instant::now();
         rig.put(

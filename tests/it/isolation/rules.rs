@@ -265,6 +265,7 @@ async fn tests_of_many_long_filters_take_a_second_and_delay_no_checks_of_another
         rig.client.send("POST", path, &headers, b"{\"event\":{\"type\":\"a\"}}").await
     };
     let quiet = async {
+        // Behind the tests. On a slow machine it is before them, and this shows nothing.
         tokio::time::sleep(Duration::from_millis(50)).await;
         let begun = Instant::now();
         rig.put("quiet", "rule", &rule(0)).await;

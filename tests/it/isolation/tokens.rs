@@ -11,9 +11,10 @@ use fairlane::handler::Failure;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
+use crate::support::admission::{admitted, hang};
 use crate::support::bus::{add, event};
 use crate::support::config::{STREAM, config};
-use crate::support::http::{Client, Response, get, metric};
+use crate::support::http::{Client, Response};
 use crate::support::instance::Instance;
 use crate::support::manual_clock::ManualClock;
 use crate::support::push::Push;
@@ -247,12 +248,7 @@ async fn bots_of_others_in_a_path_are_neither_charged_nor_told_of() {
         assert_eq!(answer.code, 403);
     }
     server.sigstop();
-    let mut hanging = JoinSet::new();
-    for _ in 0..6 {
-        let root = by("root");
-        hanging.spawn(async move { root.get("/v1/pipelines/test").await });
-    }
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    let hanging = hang(&process, &by("root"), 6).await;
     // The bot has used nothing of its quota yet: it is let in, and waits for Redis.
     let headers = [("x-deadline-ms", "700")];
     let own = by("shop").send("GET", "/v1/pipelines/test/bots/shop-1", &headers, b"").await;
@@ -270,11 +266,7 @@ async fn a_lease_that_nobody_has_is_no_critical_request() {
     push.publish("b", 0..1).await;
     let process = push.serve().await;
     let client = Client::new(&process.http());
-    let critical = async || {
-        let (_, text) = get(&process.metrics(), "/metrics").await;
-        let labels = [("class", "p0"), ("decision", "admitted")];
-        metric(&text, "fairlane_admission_total", &labels).unwrap_or_default()
-    };
+    let critical = async || admitted(&process, "p0").await;
     let call = push.calls(1).await[0].clone();
     let lease = call.text("lease");
     let before = critical().await;

@@ -180,6 +180,7 @@ async fn an_instance_whose_future_is_dropped_handles_no_further_event() {
     running.shutdown().await;
     timeout(LONG, shutdown.wait()).await.expect("its tasks end");
     add(&server, STREAM, &[event("bot", "test", 1)]).await;
+    // It would be handled by then.
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(log.len(), 1);
 }

@@ -10,39 +10,54 @@ use crate::support::config::config;
 use crate::support::fleet::{Fleet, metrics_address};
 use crate::support::http::{self, Client, Response, metric};
 use crate::support::mongo::{self, MongoServer};
+use crate::support::process::WorkerProcess;
 use crate::support::proxy::{Proxy, ProxyMode};
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::Served;
-use crate::support::wait::{Stalls, eventually};
+use crate::support::wait::{LEASE_STALL, Stalls, Stopwatch, eventually, judged, tried};
 
 const LONG: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn sigterm_under_load_repeats_nothing_and_delays_no_other_process() {
+    tried(3, stops_under_load).await;
+}
+
+/// False: the machine stood still and a process lost a lease, so events came again.
+async fn stops_under_load(is_last: bool) -> bool {
     let settings = [("pipelines.test.workers.max", "8"), ("pipelines.test.lease_ttl", "\"30s\"")];
     let mut fleet = Fleet::new(Options::default(), 60, &settings);
     fleet.behaviour.delay = Duration::from_millis(3);
     fleet.start(2).await;
     fleet.publish(300).await;
-    let stalls = Stalls::watch();
+    let lost = |worker: &WorkerProcess| {
+        worker.lines().iter().any(|line| line.contains("the lease was lost before"))
+    };
+    let (stalls, mut any_lost) = (Stalls::watch(), false);
     for round in 1..=3 {
         fleet.settles(round * 3_000, LONG).await;
         let place = round % 2;
         fleet.workers[place].sigterm();
         let status = fleet.workers[place].wait_exit(LONG).expect("it ends");
         assert_eq!(status.code(), Some(0), "{:?}", fleet.workers[place].lines());
+        any_lost |= lost(&fleet.workers[place]);
         fleet.restart(place).await;
     }
     fleet.drains(LONG).await;
-    let report = fleet.report();
-    assert!(report.is_clean(), "{report}");
-    assert_eq!((report.sent, report.handled, report.overlaps), (18_000, 18_000, 0), "{report}");
-    // A renewed lease that is not released would block its bot for 30 s.
-    let (rest, stall) = (fleet.longest_rest(), stalls.longest());
-    assert!(
-        rest < Duration::from_secs(2) + stall,
-        "a bot waited {rest:?} for another process, and the machine stood still for {stall:?}"
-    );
+    let stall = stalls.longest();
+    any_lost |= fleet.workers.iter().any(lost);
+    let (report, (rest, usual)) = (fleet.report(), fleet.rests());
+    assert!(report.is_clean() && report.sent == 18_000, "{report}");
+    // On a slow machine every bot waits longer for its turn.
+    let usual = usual.min(Duration::from_secs(10));
+    judged(!is_last && any_lost && stall > LEASE_STALL, || {
+        assert_eq!((report.handled, report.overlaps), (18_000, 0), "{report}");
+        // A renewed lease that is not released would block its bot for 20 to 30 s.
+        assert!(
+            rest < Duration::from_secs(2) + usual + stall,
+            "a bot waited {rest:?}, usually {usual:?}, and the machine stood still for {stall:?}"
+        );
+    })
 }
 
 /// A slow network keeps claims in flight at the time of the signal.
@@ -88,8 +103,11 @@ async fn a_second_signal_stops_immediately_and_a_long_slice_comes_again() {
     })
     .await;
     assert_eq!(http::get(&address, "/healthz").await.0, 200, "alive until the end");
+    let signalled = Stopwatch::start();
     fleet.workers[0].sigterm();
-    assert_eq!(fleet.workers[0].wait_exit(Duration::from_secs(2)).unwrap().code(), Some(0));
+    assert_eq!(fleet.workers[0].wait_exit(LONG).unwrap().code(), Some(0));
+    // The handler would take up to four seconds.
+    signalled.within(Duration::from_secs(2), "it stops");
     fleet.behaviour.delay = Duration::ZERO;
     fleet.restart(0).await;
     fleet.drains(LONG).await;
@@ -229,15 +247,9 @@ async fn with_stores_that_hang_it_ends_within_5_s_after_the_grace_period() {
         waiting.spawn(async move { client.post(path).await });
     }
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let stalls = Stalls::watch();
-    let signalled = Instant::now();
+    let signalled = Stopwatch::start();
     process.sigterm();
     let status = process.wait_exit(LONG);
-    let (took, stall) = (signalled.elapsed(), stalls.longest());
     assert!(status.is_some(), "it still runs: {}", process.log());
-    assert!(
-        took < GRACE + Duration::from_secs(5) + stall,
-        "it ended after {took:?}, and the machine stood still for {stall:?}: {}",
-        process.log()
-    );
+    signalled.within(GRACE + Duration::from_secs(5), &process.log());
 }

@@ -92,6 +92,28 @@ fn a_demo_whose_output_is_not_read_ends_well_and_leaves_nothing() {
     assert_eq!(left, 0, "{said}");
 }
 
+#[test]
+fn a_command_whose_messages_are_not_read_ends_with_its_own_exit_code() {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::write(directory.path().join("bad.ndjson"), "no counter\n").expect("a file");
+    let cases: [(&[&str], i32); 2] = [
+        (&["status", "--config", "missing.toml"], 64),
+        (&["counters", "import", "bad.ndjson", "--bot", "b"], 1),
+    ];
+    for (arguments, code) in cases {
+        let (reader, messages) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let ended = Command::new(PROGRAM)
+            .args(arguments)
+            .current_dir(directory.path())
+            .stdout(Stdio::null())
+            .stderr(messages)
+            .status()
+            .expect("fairlane starts");
+        assert_eq!(ended.code(), Some(code), "{arguments:?}");
+    }
+}
+
 /// A directory whose path is short enough for the socket of a private Redis.
 fn short_directory() -> tempfile::TempDir {
     tempfile::tempdir_in("/tmp").expect("a directory")

@@ -1,6 +1,6 @@
 //! The reports of `fairlane status` during faults, on a running pool.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fairlane::handler::{Failure, Outcomes, Slice};
 use fairlane::redis::{Server, StreamView, Target};
@@ -17,7 +17,7 @@ use crate::support::process::signal;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::Served;
-use crate::support::wait::{Stalls, eventually};
+use crate::support::wait::{Stopwatch, eventually};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -215,12 +215,10 @@ async fn run_beside_frozen(arguments: &'static [&'static str]) -> Ran {
     let line: Value = serde_json::from_str(line).unwrap();
     let pid = u32::try_from(line["fields"]["pid"].as_u64().unwrap()).unwrap();
     signal(pid, "STOP");
-    let stalls = Stalls::watch();
-    let began = Instant::now();
+    let watch = Stopwatch::start();
     let ran = run_beside(&process, arguments).await;
-    let took = began.elapsed();
     signal(pid, "CONT");
-    assert!(took < Duration::from_secs(8) + 2 * stalls.longest(), "{took:?}");
+    watch.within_steps(Duration::from_secs(8), 2, &arguments.join(" "));
     assert_eq!(ran.code, 69, "{ran:?}");
     // A killed process would leave its Redis behind.
     process.sigterm();

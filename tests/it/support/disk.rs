@@ -45,6 +45,9 @@ impl Full {
         fs::remove_dir(&self.place).unwrap();
         saves(&mut self.connection, "").await;
         redis::cmd("PING").query_async::<()>(&mut self.connection).await.unwrap();
+        // Not only dropped: a test that then blocks its thread would keep it, and a private server stays for
+        // others that are connected.
+        redis::cmd("QUIT").query_async::<()>(&mut self.connection).await.unwrap();
     }
 }
 

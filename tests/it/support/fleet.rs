@@ -179,24 +179,31 @@ impl<S: RedisBackend> Fleet<S> {
         }
     }
 
-    /// The longest time for which no process handled a bot that was not done yet.
-    pub(crate) fn longest_rest(&self) -> Duration {
-        let mut bots: FxHashMap<String, Vec<(u64, u64)>> = FxHashMap::default();
+    /// The longest time for which no process handled a bot that was not done yet, and how long a bot usually
+    /// waits for its next lease: the median over all leases of all bots.
+    pub(crate) fn rests(&self) -> (Duration, Duration) {
+        let mut bots: FxHashMap<String, Vec<(u64, u64, u64)>> = FxHashMap::default();
         self.records(|record| {
-            if let Record::Handled { bot, started, ended, .. } = *record {
-                bots.entry(bot.to_owned()).or_default().push((started, ended));
+            if let Record::Handled { bot, fence, started, ended, .. } = *record {
+                bots.entry(bot.to_owned()).or_default().push((started, ended, fence));
             }
         });
-        let mut longest = 0;
+        let (mut longest, mut turns) = (0, Vec::new());
         for handlings in bots.values_mut() {
             handlings.sort_unstable();
-            let mut until = handlings[0].1;
-            for &(started, ended) in &handlings[1..] {
-                longest = longest.max(started.saturating_sub(until));
-                until = until.max(ended);
+            let (_, mut until, mut lease) = handlings[0];
+            for &(started, ended, fence) in &handlings[1..] {
+                let rest = started.saturating_sub(until);
+                longest = longest.max(rest);
+                if fence != lease {
+                    turns.push(rest);
+                }
+                (until, lease) = (until.max(ended), fence);
             }
         }
-        Duration::from_micros(longest)
+        turns.sort_unstable();
+        let usual = turns.get(turns.len() / 2).copied().unwrap_or_default();
+        (Duration::from_micros(longest), Duration::from_micros(usual))
     }
 
     /// `/metrics` of a worker.

@@ -1,5 +1,6 @@
 //! Private servers, faulty networks and further processes for the tests.
 
+pub(crate) mod admission;
 pub(crate) mod automation_rig;
 pub(crate) mod balancer;
 pub(crate) mod browser;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::state_machine::{Bot, Event, Granted, Server, Stream};
+use crate::state_machine::{Attempts, Bot, Event, Granted, Server, Stream};
 
 /// Maximum number of bots.
 pub(super) const BOTS: usize = 3;
@@ -128,6 +128,12 @@ pub(super) enum Permit {
     },
 }
 
+/// The maximum number of events in a slice, with a batch of two: as the pool has it.
+fn slice_limit(attempts: Attempts) -> u8 {
+    let counted = attempts.suspect + attempts.lost + attempts.failed > 0;
+    if counted || attempts.isolate >= 2 { 1 } else { 2 }
+}
+
 impl Held {
     pub(super) fn of(granted: &Granted, run: u32) -> Self {
         Self {
@@ -135,7 +141,7 @@ impl Held {
             fence: granted.fence,
             run,
             acked: 0,
-            limit: if granted.attempts.isolate > 0 { 1 } else { 2 },
+            limit: slice_limit(granted.attempts),
             slice: None,
             handled: 0,
             unanswered: None,

@@ -15,7 +15,7 @@
 //!   numbered by bot. An old holder gets fence 0, and its count, which only a current lease compares,
 //!   is dropped. Where the comparison itself is left out, fences stay as they are.
 //! * **Sequences** are compared along a queue only, so they are numbered by place.
-//! * **Attempts** count without consequence, but for `isolate`.
+//! * **Attempts** count without consequence: only `isolate`, and whether there are any, decides the next slice.
 //!
 //! The invariants and the promises that compare such values are checked before, on the state as it is. A test
 //! explores small systems with and without the reduction: both have the same representatives.
@@ -227,7 +227,8 @@ impl Server {
             lease.confirmed = false;
         }
         for attempts in self.att.values_mut() {
-            *attempts = Attempts { isolate: attempts.isolate, ..Attempts::default() };
+            let failed = u32::from(attempts.suspect + attempts.lost + attempts.failed > 0);
+            *attempts = Attempts { failed, isolate: attempts.isolate, ..Attempts::default() };
         }
         self.seq = 0;
         for (sequence, _) in self.queues.values_mut().flatten() {

@@ -74,13 +74,13 @@ impl System {
             bound: i64::MAX,
             ttl_ms: FAR_MS,
             seen: 0,
-            batch: 2,
+            isolate: 4,
             idle_elsewhere: true,
         };
         // The others have their turns later.
         let mut others = BTreeMap::new();
         if bot.is_some() {
-            state.server.reap(Self::NOW_US, claim.batch);
+            state.server.reap(Self::NOW_US, claim.isolate);
             others = std::mem::take(&mut state.server.ctl);
             state.server.ctl.extend(bot.and_then(|bot| others.remove_entry(&bot)));
         }
@@ -126,7 +126,7 @@ impl System {
             Ending::Keep => Mode::Keep { until_ms: FAR_MS },
             Ending::Release => Mode::Release,
             Ending::Park => Mode::Park { until_ms: FAR_MS },
-            Ending::Fail => Mode::Fail { until_ms: FAR_MS, isolate: 1 },
+            Ending::Fail => Mode::Fail { until_ms: FAR_MS, isolate: 2 },
         };
         let run = if self.without == Some(Rule::RunCheck) { state.run } else { held.run };
         let call = Completion {

@@ -294,6 +294,7 @@ async fn a_process_frozen_before_its_write_writes_nothing_once_others_went_on() 
     settles(&stores, 4).await;
     frozen.served.sigcont();
     assert!(interceptor.completes(LONG).await);
+    // The frozen process would do more now.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     settles(&stores, 4).await;
     assert_eq!(emitted(&stores, "went").await.len(), 1);
@@ -316,6 +317,7 @@ async fn a_process_frozen_before_its_actions_repeats_none_that_others_did() {
     settles(&stores, 2).await;
     frozen.served.sigcont();
     assert!(interceptor.completes(LONG).await);
+    // The frozen process would do more now.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     settles(&stores, 2).await;
     assert_eq!(emitted(&stores, "went").await.len(), 1);

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use super::{Copy, LONG, SECOND, config, fetch, ids, log, make, open, publish, settings, source};
 use crate::support::nats::{NatsServer, Options};
-use crate::support::wait::eventually;
+use crate::support::wait::{Stopwatch, eventually};
 
 #[tokio::test]
 async fn kills_of_the_server_lose_repeat_and_reorder_nothing() {
@@ -53,12 +53,11 @@ async fn a_frozen_server_holds_up_no_call_for_long() {
     let before = log(&source).await;
     open(&source, Offset::default(), Offset::default()).await;
     server.sigstop();
-    let bound = SECOND * 8;
     let timed = async |what: &str, call: &mut dyn AsyncCall| {
-        let began = Instant::now();
+        let watch = Stopwatch::start();
         let error = call.call(&source).await.unwrap_err();
+        watch.within_steps(SECOND * 8, 2, what);
         assert!(error.is_passing(), "{what}: {error}");
-        assert!(began.elapsed() < bound, "{what}: {:?}", began.elapsed());
     };
     let standing =
         [Standing { log: before, lowest: Offset::default(), highest: Offset::default() }];
@@ -108,13 +107,14 @@ async fn a_killed_server_fails_a_waiting_fetch_at_once() {
     open(&source, Offset::default(), Offset::default()).await;
     let waiting = fetch(&source, 10, LONG);
     let kill = async {
+        // The fetch waits by then. On a slow machine it does not, and this shows nothing.
         tokio::time::sleep(Duration::from_millis(200)).await;
         server.kill9();
-        Instant::now()
+        Stopwatch::start()
     };
     let (failed, killed) = tokio::join!(waiting, kill);
     assert!(matches!(failed.unwrap_err(), BusError::Unknown { .. }));
-    assert!(killed.elapsed() < SECOND * 2, "{:?}", killed.elapsed());
+    killed.within(SECOND * 2, "the fetch fails");
     let gone = source.logs().await.unwrap_err();
     assert!(matches!(gone, BusError::Connect { .. }), "{gone}");
     server.restart();

@@ -15,7 +15,7 @@ use crate::support::config::{STREAM, config};
 use crate::support::instance::Instance;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisServer};
-use crate::support::wait::eventually;
+use crate::support::wait::{Stalls, Stopwatch, eventually, judged, tried};
 
 /// How many slices of a bot run at once.
 async fn most_at_once(pipeline: &str, settings: &[(&str, &str)]) -> usize {
@@ -74,8 +74,16 @@ fn jain(shares: &[f64]) -> f64 {
     sum * sum / (f64::from(u32::try_from(shares.len()).unwrap()) * squares)
 }
 
+/// A pause of the machine is a long slice of the bots that it hits. A longer one makes shares unequal.
+const STALL: Duration = Duration::from_millis(80);
+
 #[tokio::test]
 async fn bots_share_the_workers_equally_however_many_keys_they_have() {
+    tried(3, share_equally).await;
+}
+
+/// False: the machine stood still.
+async fn share_equally(is_last: bool) -> bool {
     let (bots, each) = (20, 300);
     let server = RedisServer::start(Options::default());
     let (log, service) = (Log::default(), Arc::new(Mutex::new(BTreeMap::<String, f64>::new())));
@@ -108,13 +116,17 @@ async fn bots_share_the_workers_equally_however_many_keys_they_have() {
         queue.view(Duration::ZERO).await.unwrap().depth == (bots * each) as u64
     })
     .await;
+    let stalls = Stalls::watch();
     queue.resume(None).await.unwrap();
     eventually(LONG, "half of them are handled", async || log.len() >= bots * each / 2).await;
     let shares: Vec<f64> = service.lock().unwrap().values().copied().collect();
-    let index = jain(&shares);
+    let (index, stall) = (jain(&shares), stalls.longest());
     println!("Jain {index:.4} of {shares:?}");
-    assert!(shares.len() == bots && index >= 0.99, "{index} of {shares:?}");
     instance.stop().await;
+    assert_eq!(shares.len(), bots, "{shares:?}");
+    judged(!is_last && stall > STALL, || {
+        assert!(index >= 0.99, "{index} of {shares:?}, stalled for {stall:?}");
+    })
 }
 
 #[tokio::test]
@@ -136,7 +148,7 @@ async fn a_quiet_bot_does_not_wait_for_the_keys_of_a_busy_one() {
     let busy: Vec<String> = (0..400).map(|id| event("busy", &format!("user-{id}"), id)).collect();
     add(&server, STREAM, &busy).await;
     eventually(LONG, "the busy bot is served", async || log.len() > 20).await;
-    let mut longest = Duration::ZERO;
+    let (stalls, mut longest) = (Stalls::watch(), Duration::ZERO);
     for id in 0..20 {
         let begun = Instant::now();
         add(&server, STREAM, &[event("quiet", "ann", id)]).await;
@@ -148,7 +160,8 @@ async fn a_quiet_bot_does_not_wait_for_the_keys_of_a_busy_one() {
     }
     println!("the quiet bot waited at most {longest:?}");
     assert!(log.all().iter().filter(|seen| seen.bot == "busy").count() < 400, "it was busy");
-    assert!(longest < Duration::from_millis(800), "{longest:?}");
+    let stall = stalls.longest();
+    assert!(longest < Duration::from_millis(800) + stall, "{longest:?}, {stall:?}");
     instance.stop().await;
 }
 
@@ -177,21 +190,20 @@ async fn a_quiet_bot_gets_a_worker_while_each_key_of_another_hangs() {
     let slow: Vec<String> = (0..100).map(|id| event("slow", &format!("user-{id}"), id)).collect();
     add(&server, STREAM, &slow).await;
     eventually(LONG, "three keys hang", async || hanging.load(Ordering::Relaxed) >= 3).await;
-    let begun = Instant::now();
+    let watch = Stopwatch::start();
     add(&server, STREAM, &[event("quiet", "ann", 0)]).await;
     eventually(LONG, "the quiet bot is served", async || {
         log.all().iter().any(|seen| seen.bot == "quiet")
     })
     .await;
     // The first keys end after `handler_timeout`, 5 s.
-    let waited = begun.elapsed();
-    assert!(waited < Duration::from_secs(2), "{waited:?}");
+    watch.within(Duration::from_secs(2), "the quiet bot is served");
     assert_eq!(hanging.load(Ordering::Relaxed), 3, "a fourth key has no worker");
     instance.stop().await;
 }
 
-/// How long a bot with 40 keys takes for 80 events of 10 ms.
-async fn takes(pipeline: &str, concurrency: &str) -> Duration {
+/// How long a bot with 40 keys takes for 80 events of 10 ms, and how long the machine stood still.
+async fn takes(pipeline: &str, concurrency: &str) -> (Duration, Duration) {
     let server = RedisServer::start(Options::default());
     let log = Log::default();
     let handler = log.handler(|slice: Slice| async move {
@@ -213,13 +225,13 @@ async fn takes(pipeline: &str, concurrency: &str) -> Duration {
         queue.view_bot(&hot, SystemClock.now()).await.unwrap().depth == 80
     })
     .await;
-    let begun = Instant::now();
+    let (stalls, begun) = (Stalls::watch(), Instant::now());
     queue.resume(Some(&hot)).await.unwrap();
     eventually(LONG, "all are handled", async || {
         queue.view_bot(&hot, SystemClock.now()).await.unwrap().depth == 0
     })
     .await;
-    let took = begun.elapsed();
+    let took = (begun.elapsed(), stalls.longest());
     instance.stop().await;
     took
 }
@@ -227,6 +239,8 @@ async fn takes(pipeline: &str, concurrency: &str) -> Duration {
 #[tokio::test]
 async fn a_hot_bot_gains_from_several_keys_at_once() {
     let (one, eight) = (takes("slow", "1").await, takes("fast", "8").await);
-    println!("one key at a time: {one:?}, eight: {eight:?}");
-    assert!(eight * 2 < one, "{one:?} with one, {eight:?} with eight");
+    let told = format!("one key at a time, and the longest stall: {one:?}, eight: {eight:?}");
+    println!("{told}");
+    let moving = |(took, stall): (Duration, Duration)| took.saturating_sub(stall);
+    assert!(moving(eight) * 2 < moving(one), "{told}");
 }

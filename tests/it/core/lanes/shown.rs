@@ -50,6 +50,23 @@ async fn lanes_that_are_set_aside_are_listed_with_their_events_and_counted_in_a_
     assert!(pipeline["oldest_age_ms"].as_u64().unwrap() > 0, "{pipeline}");
     let lanes = shown["lanes_aside"].as_array().unwrap();
     assert_eq!(lanes.len(), 2, "{shown}");
+    // It is written after the slice has ended.
+    let failure = async || {
+        let failure = client.get(BOT).await.json()["last_failure"].clone();
+        (failure["reason"].clone(), failure["since_ms"].clone())
+    };
+    eventually(LONG, "the reason is told", async || {
+        failure().await.0 == "the receiver answered 500"
+    })
+    .await;
+    let told = failure().await;
+    push.publish_events(&[event("shop", "ann", 20)]).await;
+    eventually(LONG, "another lane goes on", async || {
+        push.receiver.calls().iter().any(|call| call.ids().contains(&"20".to_owned()))
+            && client.get(BOT).await.json()["depth"] == 10
+    })
+    .await;
+    assert_eq!(failure().await, told, "it stays although other lanes go on");
     let now_ms =
         fairlane::clock::millis(fairlane::clock::Clock::now(&fairlane::clock::SystemClock));
     for (subject, ids) in [("bad", ["1", "5"]), ("worse", ["3", "7"])] {
@@ -97,4 +114,5 @@ async fn lanes_that_are_set_aside_are_listed_with_their_events_and_counted_in_a_
     eventually(LONG, "the metric is 0", async || bots().await == Some(0.0)).await;
     let shown = client.get(BOT).await.json();
     assert_eq!((&shown["set_aside"], &shown["lanes_aside"]), (&Value::Null, &Value::Null));
+    assert_eq!(shown["last_failure"], Value::Null);
 }

@@ -80,6 +80,7 @@ impl Rig {
     async fn got(&self, events: usize) {
         let what = format!("the handlers got {events} events");
         eventually(LONG, &what, async || self.got.lock().unwrap().len() >= events).await;
+        // Others would come now.
         tokio::time::sleep(Duration::from_millis(200)).await;
         assert_eq!(self.got.lock().unwrap().len(), events);
     }
@@ -150,6 +151,7 @@ async fn a_replay_beside_live_traffic_is_exact_in_order_and_for_one_pipeline_onl
     add(&rig.server, STREAM, &[event("a", "tag.applied", 99), "{}".to_owned()]).await;
     // The pipeline `other` takes all types and has no filter.
     rig.got(3 * 50 + 1 + 3 * 49).await;
+    // The range ends behind the last millisecond of an event.
     tokio::time::sleep(Duration::from_millis(5)).await;
     let until = rfc3339(fairlane::clock::millis(SystemClock.now()));
     rig.got.lock().unwrap().clear();
@@ -189,6 +191,7 @@ async fn live_events_keep_their_order_while_a_replay_runs() {
     rig.got(400).await;
     rig.got.lock().unwrap().clear();
     let until = rfc3339(fairlane::clock::millis(SystemClock.now()) + 1);
+    // The live events are behind it.
     tokio::time::sleep(Duration::from_millis(5)).await;
     let arguments = ["-p", "work", "--from", "1h", "--to", &until, "--bot", "a", "--yes"];
     let live = async {

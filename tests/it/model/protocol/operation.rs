@@ -57,7 +57,7 @@ pub(super) enum Operation {
         bound: Bound,
         seen: Option<i64>,
         ttl_ms: i64,
-        batch: u32,
+        isolate: u32,
         alone: bool,
     },
     Complete(Vec<Ending>),
@@ -266,12 +266,12 @@ fn claim() -> impl Strategy<Value = Operation> {
     ];
     let ttl = prop_oneof![Just(30_i64), Just(3_000)];
     (max, bound, seen(0.2), ttl, 1..4_u32, any::<bool>()).prop_map(
-        |(max, bound, seen, ttl_ms, batch, alone)| Operation::Claim {
+        |(max, bound, seen, ttl_ms, isolate, alone)| Operation::Claim {
             max,
             bound,
             seen,
             ttl_ms,
-            batch,
+            isolate,
             alone,
         },
     )

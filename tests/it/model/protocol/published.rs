@@ -22,7 +22,7 @@ pub(super) fn published(
         Action::Claim(claim) => {
             let mut reaped = before.clone();
             reaped.v = reaped.v.max(claim.seen);
-            reaped.reap(now_us, claim.batch);
+            reaped.reap(now_us, claim.isolate);
             [fell("ready", ready(before), ready(&reaped)), None]
         }
         // A copier that takes leases publishes a deadline only if no published one is ahead.

@@ -255,7 +255,7 @@ impl Real {
             seen: unsigned(claim.seen),
             slice_us: unsigned(SLICE_US),
             alone: claim.idle_elsewhere,
-            isolate: claim.batch,
+            isolate: claim.isolate,
         };
         let mut fences = Vec::new();
         let outcome = self.script(step, &call, |reply, server| {

@@ -215,7 +215,7 @@ impl ReferenceState {
                 Action::Push { bot, events: self.events(1), due_ms, key }
             }
             Operation::Forget { key } => Action::Forget(key),
-            Operation::Claim { max, bound, seen, ttl_ms, batch, alone } => {
+            Operation::Claim { max, bound, seen, ttl_ms, isolate, alone } => {
                 let v = self.server.v;
                 let bound = match bound {
                     Bound::Any => i64::MAX,
@@ -223,7 +223,7 @@ impl ReferenceState {
                     Bound::Clock(us) => v + us,
                 };
                 let seen = self.seen(seen);
-                Action::Claim(Claim { max, bound, ttl_ms, seen, batch, idle_elsewhere: alone })
+                Action::Claim(Claim { max, bound, ttl_ms, seen, isolate, idle_elsewhere: alone })
             }
             Operation::Complete(ref endings) => {
                 let mut calls: Vec<Completion> = Vec::new();

@@ -127,9 +127,13 @@ impl Server {
             }
         }
         let done = if replay { 0 } else { n };
+        let is_dead =
+            |&&(_, fate): &&(u32, Fate)| matches!(fate, Fate::Dead { attempts } if attempts > 0);
+        let dead = call.exceptions.iter().filter(is_dead).count();
+        let failed_for_good = if replay { 0 } else { u32::try_from(dead).unwrap() };
         let tried = list.is_some() && !matches!(call.mode, Mode::Keep { .. });
         if done > 0 || tried {
-            self.progress(bot, done);
+            self.progress(bot, done - failed_for_good);
         }
         let mut full = false;
         match call.mode {

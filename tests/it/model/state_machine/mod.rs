@@ -64,7 +64,7 @@ pub(crate) struct Attempts {
     pub(crate) lost: u32,
     /// Failures that the handler reported.
     pub(crate) failed: u32,
-    /// How many further events must be taken one at a time.
+    /// How many further events are handled until slices are as large as usual.
     pub(crate) isolate: u32,
 }
 
@@ -172,7 +172,7 @@ pub(crate) struct Claim {
     /// The highest virtual clock that the claimer saw on any shard.
     pub(crate) seen: i64,
     /// The number of events of a full slice: any of them may have caused the loss of a lease.
-    pub(crate) batch: u32,
+    pub(crate) isolate: u32,
     /// No bot is ready or leased on any other shard.
     pub(crate) idle_elsewhere: bool,
 }
@@ -282,7 +282,7 @@ impl Server {
 
     pub(crate) fn claim(&mut self, now_us: i64, claim: Claim) -> Claimed {
         self.v = self.v.max(claim.seen);
-        let vanished = self.reap(now_us, claim.batch);
+        let vanished = self.reap(now_us, claim.isolate);
         let mut granted = Vec::new();
         if !self.shard_paused {
             let mut ready: Vec<(i64, Bot)> =
@@ -333,7 +333,7 @@ impl Server {
 
     /// Expired leases and parks join again. Only here does a lease end by time. Returns the number
     /// of such leases.
-    pub(crate) fn reap(&mut self, now_us: i64, batch: u32) -> u64 {
+    pub(crate) fn reap(&mut self, now_us: i64, isolate: u32) -> u64 {
         let mut expired: Vec<(i64, Bot)> = self
             .busy
             .iter()
@@ -352,7 +352,7 @@ impl Server {
                 } else {
                     attempts.suspect += 1;
                 }
-                attempts.isolate = batch;
+                attempts.isolate = isolate;
                 vanished += 1;
             }
         }

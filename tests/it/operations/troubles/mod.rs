@@ -331,7 +331,7 @@ impl Scene {
     /// The places show the same findings, and none that the trouble does not explain. A busy machine may
     /// cause others for some seconds, such as a slow Redis.
     async fn agree(&self, trouble: &Trouble) {
-        let (mut last, began) = (String::new(), Instant::now());
+        let (mut last, mut explained_at) = (String::new(), Instant::now());
         let agreed = async {
             loop {
                 let status = self.status(trouble).await.codes;
@@ -348,9 +348,11 @@ impl Scene {
                 let explained =
                     |code: &str| code == trouble.code || trouble.besides.contains(&code);
                 let strange: Vec<_> = status.iter().filter(|code| !explained(code)).collect();
-                let passing = 2 * SOON + 4 * self.stalls.longest();
-                let lasts = !strange.is_empty() && began.elapsed() > passing;
-                assert!(!lasts, "{}: {strange:?} too: {last}", trouble.name);
+                if strange.is_empty() {
+                    explained_at = Instant::now();
+                }
+                let passes = explained_at.elapsed() < 2 * SOON + 4 * self.stalls.longest();
+                assert!(passes, "{}: {strange:?} too: {last}", trouble.name);
                 if status.contains(trouble.code)
                     && [&listed, &shown, &metrics].into_iter().all(|other| *other == status)
                     && strange.is_empty()

@@ -103,6 +103,7 @@ async fn a_redis_that_cannot_write_to_its_disk_shows_within_seconds() {
     assert_eq!((ready.code, &ready.json()["redis"]), (200, &"up".into()), "{ready:?}");
     // It refuses the scripts of new connections.
     full.cut_others().await;
+    // A finding that needs those scripts would be gone by then.
     tokio::time::sleep(Duration::from_secs(3)).await;
     eventually(LONG, "it is still told after new connections", async || {
         Found::of(&scene.listed().await["problems"], &trouble).it.is_some()
@@ -154,9 +155,10 @@ async fn a_frozen_redis_shows_within_seconds_and_no_command_hangs() {
     scene.shows(&trouble, began).await;
     let began = Instant::now();
     let ran = scene.ran(&["status"]).await;
-    assert!(began.elapsed() < LONG / 10, "{:?}: {ran:?}", began.elapsed());
+    let (took, stall) = (began.elapsed(), scene.stalls.longest());
+    assert!(took < LONG / 10 + 2 * stall, "{took:?}, stalled for {stall:?}: {ran:?}");
     assert!(ran.out.contains("no answer from Redis at"), "{ran:?}");
-    println!("TROUBLE status of a frozen Redis took {:.1} s", began.elapsed().as_secs_f64());
+    println!("TROUBLE status of a frozen Redis took {:.1} s", took.as_secs_f64());
     server.sigcont();
     scene.ends(&trouble).await;
 }
