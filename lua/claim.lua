@@ -9,8 +9,9 @@
 --
 -- KEYS  the eight of shared.lua, [9] weight (hash: bots with a weight, rate or burst of their own; see set)
 -- ARGV  max, bound, ttl ms, seen (highest clock the claimer saw on any shard), slice µs,
---       alone (1: the claimer knows of nothing ready or busy on any other shard), isolate (after a
---       holder vanished: how many events are handled until slices are as large as usual)
+--       alone (1: the claimer knows of nothing ready or busy on any other shard), isolate (how many
+--       events are handled until slices are as large as usual, after a receiver that held a lease did not end
+--       it; twice as many after a process vanished)
 -- Reply {clock, lowest score left or '' (a paused shard offers none), next deadline or '', now µs,
 --       ready bots left, leases reaped, run id of the server (shortened), then per bot: id, fence, start,
 --       att or '', what is set for it or 1, queued bytes or 0 if they are not counted}
@@ -34,7 +35,9 @@ if #expired > 0 then
       local suspect, lost, failed = parts(attempts[i] or '0|0|0|0')
       if confirmed > 0 then lost = lost + 1 else suspect = suspect + 1 end
       local lanes = lanes_of(attempts[i])
-      call('HSET', ATT, bot, suspect .. '|' .. lost .. '|' .. failed .. '|' .. isolate
+      -- A receiver that holds the lease ends no process.
+      local small = confirmed == 2 and isolate or 2 * isolate
+      call('HSET', ATT, bot, suspect .. '|' .. lost .. '|' .. failed .. '|' .. small
         .. (lanes == '' and '' or '|' .. lanes))
     end
   end

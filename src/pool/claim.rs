@@ -9,7 +9,7 @@ use redis::{Pipeline, Value};
 use tracing::{info, warn};
 
 use super::board::Ask;
-use super::retry::isolate_after_loss;
+use super::retry::isolate_after_failure;
 use super::total::{Reserved, Share};
 use super::{Shared, worker};
 use crate::event::Event;
@@ -52,7 +52,7 @@ pub(super) async fn claim(shared: &Arc<Shared>, asks: Vec<Ask>, reserved: Reserv
             isolate: if shared.queue.ledger().is_some() {
                 0
             } else {
-                isolate_after_loss(shared.settings.batch)
+                isolate_after_failure(shared.settings.batch)
             },
         })
         .collect();

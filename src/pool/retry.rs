@@ -16,9 +16,9 @@
 //! was named, slices grow from there: 1, 2, 4, … up to `batch`, and such a failure starts this again.
 //! So a poison event becomes the first one after a few more failures, and is identified exactly,
 //! regardless of what the handler reports; and a handler that fails now and then is not asked for each
-//! event alone. An event that becomes a dead letter does not count as a success. After a lost lease,
-//! `batch` events are handled one by one before slices grow, so that an event that ends its process
-//! ends few of them.
+//! event alone. An event that becomes a dead letter does not count as a success. The same holds after a
+//! receiver did not end the lease that it held. After a process lost a lease, `batch` events are
+//! handled one by one before slices grow, so that an event that ends its process ends few of them.
 //!
 //! Retries have a budget, a tenth of the first attempts ([`RetryBudget`]). Retries beyond it are
 //! delayed, so that first attempts have priority even if everything fails.
@@ -69,16 +69,11 @@ impl Backoff {
     }
 }
 
-/// The number of events until slices are as large as usual again, after any event of a slice failed.
+/// The number of events until slices are as large as usual again, after any event of a slice failed. The
+/// script that claims sets twice as many after a process vanished.
 #[must_use]
 pub fn isolate_after_failure(batch: usize) -> u32 {
     u32::try_from(batch).unwrap_or(u32::MAX)
-}
-
-/// The same after a holder vanished.
-#[must_use]
-pub fn isolate_after_loss(batch: usize) -> u32 {
-    isolate_after_failure(batch).saturating_mul(2)
 }
 
 /// The maximum number of events in the next slice of a bot or a lane, at most `batch`: one while an
@@ -195,7 +190,7 @@ mod tests {
     #[test]
     fn slices_double_after_a_failure_and_stay_alone_for_a_batch_after_a_lost_lease() {
         assert_eq!(sizes(100, isolate_after_failure(100)), [1, 2, 4, 8, 16, 32, 64]);
-        let after_loss = sizes(100, isolate_after_loss(100));
+        let after_loss = sizes(100, 2 * isolate_after_failure(100));
         assert_eq!(after_loss[..100], [1; 100]);
         assert_eq!(after_loss[100..], [1, 2, 4, 8, 16, 32, 64]);
         assert_eq!(sizes(1, isolate_after_failure(1)), [1]);

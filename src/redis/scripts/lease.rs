@@ -32,7 +32,7 @@ pub struct Claim<'a> {
     pub slice_us: u64,
     /// Whether no bot is known to be ready or busy on any other shard.
     pub alone: bool,
-    /// [`Attempts::isolate`] of a bot whose holder vanished.
+    /// [`Attempts::isolate`] after a receiver did not end its lease. It is twice as much after a process vanished.
     pub isolate: u32,
 }
 

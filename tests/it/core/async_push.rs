@@ -109,11 +109,9 @@ async fn a_lease_that_is_never_completed_runs_out_and_a_late_completion_changes_
     assert_eq!(say(&served, second, "complete", Value::Null).await.status, 204);
     let again = say(&served, second, "complete", Value::Null).await;
     assert_eq!(again.status, 409, "it ends once");
-    for place in 2..4 {
-        let call = push.calls(place + 1).await[place].clone();
-        assert_eq!(call.ids(), texts([u32::try_from(place).unwrap() - 1]));
-        assert_eq!(say(&served, &call, "complete", Value::Null).await.status, 204);
-    }
+    let third = push.calls(3).await[2].clone();
+    assert_eq!(third.ids(), texts(1..3), "slices grow again");
+    assert_eq!(say(&served, &third, "complete", Value::Null).await.status, 204);
     push.drains(&served).await;
     assert_eq!(push.dead().await, []);
 }

@@ -12,7 +12,7 @@ const TTL_MS: i64 = 30;
 const LATER: i64 = NOW + TTL_MS * 1_000;
 
 const ALL: Claim =
-    Claim { max: 64, bound: i64::MAX, ttl_ms: TTL_MS, seen: 0, isolate: 4, idle_elsewhere: false };
+    Claim { max: 64, bound: i64::MAX, ttl_ms: TTL_MS, seen: 0, isolate: 2, idle_elsewhere: false };
 
 fn with(events: &[(Bot, Event)]) -> Server {
     let mut server = Server::new(SLICE);

@@ -74,7 +74,7 @@ impl System {
             bound: i64::MAX,
             ttl_ms: FAR_MS,
             seen: 0,
-            isolate: 4,
+            isolate: 2,
             idle_elsewhere: true,
         };
         // The others have their turns later.

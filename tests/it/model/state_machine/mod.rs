@@ -171,7 +171,8 @@ pub(crate) struct Claim {
     pub(crate) ttl_ms: i64,
     /// The highest virtual clock that the claimer saw on any shard.
     pub(crate) seen: i64,
-    /// The number of events of a full slice: any of them may have caused the loss of a lease.
+    /// The number of events until slices are as large as usual, after a receiver did not end its lease.
+    /// After a process vanished, twice as many.
     pub(crate) isolate: u32,
     /// No bot is ready or leased on any other shard.
     pub(crate) idle_elsewhere: bool,
@@ -352,7 +353,7 @@ impl Server {
                 } else {
                     attempts.suspect += 1;
                 }
-                attempts.isolate = isolate;
+                attempts.isolate = if lease.handed { isolate } else { 2 * isolate };
                 vanished += 1;
             }
         }

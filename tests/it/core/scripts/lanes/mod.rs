@@ -194,12 +194,12 @@ fn a_holder_that_vanishes_leaves_the_lanes_and_attempts_of_a_lane_are_not_those_
     assert_eq!(shard.complete_one(LATER, &renewal), Verdict::Ok);
     let claimed = shard.claim(LATER + 2_000);
     let grant = &claimed.leases[0];
-    assert_eq!((grant.attempts.lost, grant.attempts.isolate), (1, 4));
+    assert_eq!((grant.attempts.lost, grant.attempts.isolate), (1, 8));
     assert_eq!(grant.aside, waiting(lane()));
     let again = of_list(&claimed, 0, waiting(lane()), 0);
     assert_eq!(shard.complete_one(LATER + 2_000, &again), Verdict::Ok);
     let grant = &shard.claim(LATER + 2_000).leases[0];
-    assert_eq!((grant.attempts.lost, grant.attempts.isolate), (0, 4), "they are in the text now");
+    assert_eq!((grant.attempts.lost, grant.attempts.isolate), (0, 8), "they are in the text now");
 }
 
 #[test]
