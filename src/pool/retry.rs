@@ -16,9 +16,9 @@
 //! was named, slices grow from there: 1, 2, 4, … up to `batch`, and such a failure starts this again.
 //! So a poison event becomes the first one after a few more failures, and is identified exactly,
 //! regardless of what the handler reports; and a handler that fails now and then is not asked for each
-//! event alone. An event that becomes a dead letter does not count as a success. The same holds after a
-//! receiver did not end the lease that it held. After a process lost a lease, `batch` events are
-//! handled one by one before slices grow, so that an event that ends its process ends few of them.
+//! event alone. An event that becomes a dead letter does not count as a success. Slices grow like this
+//! also after a receiver did not end a lease that it held (202). After a process lost a lease, `batch`
+//! events are handled one by one first, so that an event that ends its process ends few of them.
 //!
 //! Retries have a budget, a tenth of the first attempts ([`RetryBudget`]). Retries beyond it are
 //! delayed, so that first attempts have priority even if everything fails.
