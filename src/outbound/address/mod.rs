@@ -182,7 +182,7 @@ impl CheckedUrl {
     }
 
     fn is_localhost(&self) -> bool {
-        let name = self.host().strip_suffix('.').unwrap_or(self.host());
+        let name = self.host().trim_end_matches('.');
         name == "localhost" || name.ends_with(".localhost")
     }
 

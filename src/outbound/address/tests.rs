@@ -256,7 +256,9 @@ fn a_name_is_judged_when_it_is_connected_to() {
 
 #[test]
 fn names_of_this_machine_are_refused_unless_the_loopback_is_allowed() {
-    for host in ["localhost", "LOCALHOST", "localhost.", "a.localhost", "a.b.localhost."] {
+    let hosts =
+        ["localhost", "LOCALHOST", "localhost.", "a.localhost", "a.b.localhost.", "a.localhost.."];
+    for host in hosts {
         let text = format!("http://{host}:8080/");
         assert!(matches!(parse(&text), Err(UrlError::Address(_))), "{text}");
         let nets: Arc<[IpNet]> = Arc::new(["127.0.0.0/8".parse().unwrap()]);
