@@ -261,6 +261,8 @@ impl Queue {
         if bots.is_empty() {
             return Ok(Vec::new());
         }
+        // Before the lanes: events move from the queue to them, and so are missed in neither.
+        let heads = self.heads(bots).await?;
         let mut pipe = Pipeline::with_capacity(3 * bots.len());
         for bot in bots {
             let keys = self.keys_of(bot);
@@ -270,7 +272,6 @@ impl Queue {
         }
         let values = Value::Array(self.link().run_checked("GET", &pipe).await?);
         let mut reply = self.read("GET", Reply::new(values))?;
-        let heads = self.heads(bots).await?;
         let mut all = Vec::with_capacity(bots.len());
         for bot in bots {
             let mut next = || self.read("GET", reply.bytes()).map(Option::unwrap_or_default);
