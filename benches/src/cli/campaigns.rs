@@ -62,6 +62,9 @@ pub(super) fn print_faults(json: bool, report: &faults::Report) -> Result<(), Co
             recoveries.row(&[row.fault.clone(), times, median, max]);
         }
         let _ = writeln!(text, "{}", output.table(&recoveries));
+        for (reason, letters) in &report.dead_letters {
+            let _ = writeln!(text, "{letters} dead letters of {reason}");
+        }
         let _ = writeln!(
             text,
             "{} faults in {} s on {} processes, seed {}; {} views, {} sales with rules, {} notifications \

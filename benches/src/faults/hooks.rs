@@ -144,7 +144,13 @@ async fn pushed(State(hooks): State<Arc<Hooks>>, body: Bytes) -> Response {
         return StatusCode::BAD_REQUEST.into_response();
     };
     let dice = rand::rng().random_range(0..100);
+    let refuses = |place: usize| {
+        if let Some(event) = push.events.get(place) {
+            Hooks::note(&hooks.pushed, &push, event, started, Outcome::Failed);
+        }
+    };
     if dice < 2 {
+        refuses(0);
         return (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "1")]).into_response();
     }
     // Handles a part only, sometimes.
@@ -164,7 +170,10 @@ async fn pushed(State(hooks): State<Arc<Hooks>>, body: Bytes) -> Response {
         done += 1;
     }
     match dice {
-        2..8 => (StatusCode::OK, json!({ "ack": done }).to_string()).into_response(),
+        2..8 => {
+            refuses(done);
+            (StatusCode::OK, json!({ "ack": done }).to_string()).into_response()
+        }
         // The effect happened, and the answer does not tell it.
         8 => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         9 => {

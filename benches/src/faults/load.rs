@@ -16,6 +16,7 @@ use tokio::time::sleep;
 
 use super::api::{Api, json};
 use super::hooks::Hooks;
+use super::letters::PutBack;
 use super::replays::Replayed;
 use super::worker::{POISON, now_us, random_ms};
 use super::world::{LIMIT, World};
@@ -105,6 +106,8 @@ pub(crate) struct Acknowledged {
     pub(crate) operations: u64,
     pub(crate) replays: Vec<Replayed>,
     pub(crate) released: Vec<Released>,
+    /// By pipeline.
+    pub(crate) put_back: BTreeMap<String, Vec<PutBack>>,
     /// Answers that no client should get.
     pub(crate) refused: Vec<String>,
 }
@@ -431,6 +434,9 @@ impl Load {
         let mut redriven = 0;
         let own = PIPELINES.iter().map(|&(name, bots, ..)| (name, bots));
         for (name, bots) in own.chain([("automations", 0)]) {
+            if bots > 0 {
+                self.note_dead(name).await;
+            }
             let path = format!("/v1/pipelines/{name}/dead/redrive");
             let from = now_us();
             let (answer, requests) =
@@ -445,6 +451,25 @@ impl Load {
             redriven += count;
         }
         redriven
+    }
+
+    /// Notes the dead letters of a pipeline, before they are put back. An event that becomes one in between
+    /// is not noted: it is put back before many events behind it are handled.
+    async fn note_dead(&self, pipeline: &str) {
+        let mut cursor = String::new();
+        loop {
+            let at = now_us();
+            let path = format!("/v1/pipelines/{pipeline}/dead?limit=1000{cursor}");
+            let (answer, _) = self.until(&[200], &Request::json("GET", &path, &Value::Null)).await;
+            let page = json(&answer);
+            let letters = page["dead_letters"].as_array().into_iter().flatten();
+            let letters = letters.filter_map(|letter| PutBack::read(pipeline, letter, at));
+            self.acknowledged().put_back.entry(pipeline.to_owned()).or_default().extend(letters);
+            match page["cursor"].as_str() {
+                Some(next) => cursor = format!("&cursor={next}"),
+                None => return,
+            }
+        }
     }
 
     /// The totals of these ads as a process reports them.

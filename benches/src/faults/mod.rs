@@ -13,6 +13,7 @@ mod cluster;
 mod drain;
 mod hooks;
 mod inject;
+mod letters;
 mod load;
 pub(crate) mod plan;
 mod replays;
@@ -38,7 +39,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use self::clock::FakeClock;
 use self::hooks::Hooks;
 use self::inject::Injected;
-use self::load::{Load, PIPELINES};
+use self::load::{Acknowledged, Load, PIPELINES};
 pub(crate) use self::plan::Fault;
 use self::plan::Planned;
 pub(crate) use self::replays::Replays;
@@ -103,6 +104,8 @@ pub(crate) struct Report {
     pub(crate) operations: u64,
     pub(crate) replays: Replays,
     pub(crate) dead_letters_redriven: u64,
+    /// Those of the pipelines by pipeline and reason, as found when they were put back.
+    pub(crate) dead_letters: BTreeMap<String, u64>,
     pub(crate) requests_repeated: u64,
     /// Processes that ended by themselves, because a store was unavailable at their start, and were
     /// started again.
@@ -348,12 +351,19 @@ async fn judge(
     fs::write(directory.join("faults.tsv"), watch::fault_lines(faults))?;
     let mut first_done = FirstDone::default();
     let cured = load.cured.load(Ordering::Relaxed);
-    let course = Course { directory, cured, released: &acknowledged.released };
+    let Acknowledged { released, put_back, .. } = &acknowledged;
+    let course = Course { directory, cured, released, put_back };
     report.pipelines =
         verdict::pipelines(course, &acknowledged.sent, &mut first_done, &mut report.violations)?;
     let replays = &acknowledged.replays;
     report.replays =
         replays::judge(course, replays, &acknowledged.sent, &first_done, &mut report.violations)?;
+    for (pipeline, letters) in put_back {
+        for letter in letters {
+            let reason = format!("{pipeline}: {}", letter.reason);
+            *report.dead_letters.entry(reason).or_default() += 1;
+        }
+    }
     report.recoveries = first_done.recoveries(&acknowledged.sent, faults);
     let clocks = faults.iter().any(|fault| fault.planned.fault == Fault::ClockStepped);
     let called = std::mem::take(&mut *load.hooks.notified.lock().expect("no task panicked"));

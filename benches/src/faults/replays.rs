@@ -237,6 +237,7 @@ fn fates(directory: &Path) -> Result<BTreeMap<String, BTreeMap<u32, Fate>>, Benc
 mod tests {
     use std::fmt::Write as _;
 
+    use super::super::verdict::tests::course;
     use super::*;
 
     const SECOND: u64 = 1_000_000;
@@ -276,7 +277,7 @@ mod tests {
         }
         fs::write(directory.path().join("replays-1.history"), text).unwrap();
         let mut violations = Vec::new();
-        let course = Course { directory: directory.path(), cured: u64::MAX, released: &[] };
+        let course = course(directory.path());
         judge(course, &[replay], &sent, &first_done, &mut violations).unwrap();
         violations
     }

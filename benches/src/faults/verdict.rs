@@ -9,6 +9,7 @@ use fairlane_testkit::history::{Checker, Outcome, Record, Report as History};
 use serde::{Deserialize, Serialize};
 
 use super::hooks::Called;
+use super::letters::PutBack;
 use super::load::{Acknowledged, Due, PIPELINES, Released, Sent};
 use super::watch::FirstDone;
 use super::world::LIMIT;
@@ -77,6 +78,8 @@ pub(super) struct Course<'a> {
     /// When events ceased to fail on purpose.
     pub(super) cured: u64,
     pub(super) released: &'a [Released],
+    /// The dead letters that were put back, by pipeline.
+    pub(super) put_back: &'a BTreeMap<String, Vec<PutBack>>,
 }
 
 /// Reads the histories of all pipelines.
@@ -111,7 +114,7 @@ pub(super) fn pipelines(
 
 /// Reads the histories of this name, and judges those of their records that `keep` keeps.
 pub(super) fn history_of(
-    Course { directory, cured, released }: Course<'_>,
+    Course { directory, cured, released, put_back }: Course<'_>,
     name: &str,
     expected: &[Expected],
     violations: &mut Vec<String>,
@@ -131,6 +134,9 @@ pub(super) fn history_of(
         for lane in lanes.iter().filter(|lane| lane.split('/').any(|part| part == bot)) {
             checker.released(lane, *from, *until);
         }
+    }
+    for PutBack { lane, event, at, .. } in put_back.get(name).into_iter().flatten() {
+        checker.put_back(lane, *event, *at);
     }
     // Events that fail on purpose become dead letters, and bots go on. It is not known when: the
     // completion that did it may have no reply. The last failure is taken for it, and the first one
@@ -271,7 +277,7 @@ pub(crate) fn totals(acknowledged: &Acknowledged) -> BTreeMap<String, BTreeMap<S
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     #[test]
@@ -282,7 +288,7 @@ mod tests {
             "H\t0\t0\t2\t20\t21\t+\t0\tb\nC\t2\t22\t23\t0\t0\tb\nH\t0\t0\t1\t30\t31\t+\t0\tb\n";
         let judge = |pipeline| {
             fs::write(directory.path().join(format!("{pipeline}-0.history")), lines).unwrap();
-            let course = Course { directory: directory.path(), cured: u64::MAX, released: &[] };
+            let course = course(directory.path());
             let expected = [Expected { lane: "b".to_owned(), event: 0, poison: false }];
             let mut found = Vec::new();
             let history = history_of(course, pipeline, &expected, &mut found, |_| true).unwrap();
@@ -291,6 +297,11 @@ mod tests {
         };
         assert_eq!(judge("plain").len(), 1);
         assert_eq!((judge("pushed"), judge("leased")), (Vec::new(), Vec::new()));
+    }
+
+    pub(in super::super) fn course(directory: &Path) -> Course<'_> {
+        static NONE: BTreeMap<String, Vec<PutBack>> = BTreeMap::new();
+        Course { directory, cured: u64::MAX, released: &[], put_back: &NONE }
     }
 
     fn due(id: &str, earliest_ms: u64) -> Due {

@@ -24,6 +24,8 @@ pub struct Checker {
     committed: Vec<u32>,
     /// When operators ended leases of a bot.
     released: FxHashMap<u32, Vec<(u64, u64)>>,
+    /// When dead letters were put back, by bot and event.
+    put_back: FxHashMap<(u32, u32), u64>,
     arrive_late: bool,
 }
 
@@ -107,6 +109,14 @@ impl Checker {
         self.released.entry(bot).or_default().push((from, until));
     }
 
+    /// An operator found this event as a dead letter, and put it back at this time or later. Events behind
+    /// it went on before. Its handling before that time must be in order, and it must not be lost.
+    pub fn put_back(&mut self, bot: &str, event: u32, at: u64) {
+        let bot = self.number_of(bot);
+        let first = self.put_back.entry((bot, event)).or_insert(at);
+        *first = at.min(*first);
+    }
+
     /// Adds a complete log. Ignores a last line without an end, which a kill interrupted.
     ///
     /// # Errors
@@ -154,12 +164,14 @@ impl Checker {
         let mut scratch = Scratch::default();
         for bot in 0..small(self.names.len()) {
             let history = BotHistory {
+                number: bot,
                 name: &self.names[bot as usize],
                 sent: &self.sent[take(&self.sent, &mut sent, |s| s.0 == bot)],
                 handled: &self.handled[take(&self.handled, &mut handled, |h| h.bot == bot)],
                 commits: &self.commits[take(&self.commits, &mut commits, |c| c.bot == bot)],
                 committed: &self.committed,
                 released: self.released.get(&bot).map_or(&[], Vec::as_slice),
+                put_back: &self.put_back,
                 arrive_late: self.arrive_late,
             };
             history.judge(&mut scratch, &mut report);
@@ -228,12 +240,14 @@ fn newer_since(rises: &[(u64, u64)], fence: u64) -> Option<u64> {
 
 /// All records of one bot, by time.
 struct BotHistory<'a> {
+    number: u32,
     name: &'a str,
     sent: &'a [(u32, u32)],
     handled: &'a [Handling],
     commits: &'a [Commit],
     committed: &'a [u32],
     released: &'a [(u64, u64)],
+    put_back: &'a FxHashMap<(u32, u32), u64>,
     arrive_late: bool,
 }
 
@@ -369,9 +383,14 @@ impl BotHistory<'_> {
                 });
                 continue;
             };
+            let started = self.handled[first as usize].started;
+            let put_back = self.put_back.get(&(self.number, event)).copied();
+            if put_back.is_some_and(|at| at <= started) {
+                // It was dead when its turn came.
+                continue;
+            }
             let early =
                 latest.is_some_and(|(rank, sequence)| first < rank || fate.sequence < sequence);
-            let started = self.handled[first as usize].started;
             let overtakes = retry.is_some_and(|(since, until)| since < started && started < until);
             if early || overtakes {
                 report.reordered += 1;
@@ -388,7 +407,11 @@ impl BotHistory<'_> {
             if fate.done.is_none() && fate.commits.is_some() {
                 report.given_up += 1;
             }
-            if let (Some(failed), Some(settled)) = (fate.failed, settled) {
+            let died = |settled| put_back.is_some_and(|at| at <= settled);
+            // It is not known when a dead letter died.
+            if let (Some(failed), Some(settled)) = (fate.failed, settled)
+                && !died(settled)
+            {
                 // Retries of one bot do not overlap, so one interval at a time is enough.
                 retry = Some((failed, settled));
             }

@@ -353,7 +353,7 @@ impl Soak {
     /// Compares the history of the day with what was acknowledged, and removes it.
     async fn judge_day(&mut self, directory: &Path) -> Result<(), BenchError> {
         let (load, report) = (&self.load, &mut self.report);
-        let (sent, due, replays, released) = {
+        let (sent, due, replays, released, put_back) = {
             let mut all = load.acknowledged();
             let all = &mut *all;
             (
@@ -361,11 +361,12 @@ impl Soak {
                 take(&mut all.notifications),
                 take(&mut all.replays),
                 take(&mut all.released),
+                take(&mut all.put_back),
             )
         };
         let mut done = FirstDone::default();
         let cured = load.cured.load(Ordering::Relaxed);
-        let course = Course { directory, cured, released: &released };
+        let course = Course { directory, cured, released: &released, put_back: &put_back };
         let pipelines = verdict::pipelines(course, &sent, &mut done, &mut report.violations)?;
         let replays = replays::judge(course, &replays, &sent, &done, &mut report.violations)?;
         report.replays.add(&replays);
