@@ -104,7 +104,7 @@ pub(crate) struct Report {
     pub(crate) operations: u64,
     pub(crate) replays: Replays,
     pub(crate) dead_letters_redriven: u64,
-    /// Those of the pipelines by pipeline and reason, as found when they were put back.
+    /// By pipeline and reason, as found when they were put back. Those of rules are not among them.
     pub(crate) dead_letters: BTreeMap<String, u64>,
     pub(crate) requests_repeated: u64,
     /// Processes that ended by themselves, because a store was unavailable at their start, and were
