@@ -12,14 +12,18 @@
 //! out, so effects are repeated only while a slice cannot be completed. A replay is asked for: its
 //! effects have names of their own, and happen again.
 
+mod bodies;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use rustc_hash::FxHashMap;
 use serde_json::json;
+use serde_json::value::RawValue;
 use tokio::time::Instant;
 
+use self::bodies::{sends_event, told, too_large, written};
 use super::decide::{DUE, Deed, Effect, Note, emitted, name};
 use super::rule::{Delay, Notify, text_of};
 use super::stats::RuleNotes;
@@ -30,7 +34,7 @@ use crate::clock::{SharedClock, millis};
 use crate::counters::view::AdId;
 use crate::counters::{Counters, CountersError};
 use crate::event::Event;
-use crate::id::{Offset, RuleId};
+use crate::id::Offset;
 use crate::notifications::record::{Duplicates, NewNotification, When};
 use crate::notifications::{AcceptError, Notifications};
 use crate::queue::{PushError, Queue};
@@ -123,6 +127,7 @@ impl Effects {
         let (now, mut refused) = (self.clock.now(), Vec::new());
         let after = |event| SliceTrace::after(trace, event);
         let (mut batches, mut others) = (Vec::new(), Vec::new());
+        let mut texts = FxHashMap::default();
         for (at, task) in tasks {
             match task {
                 Task::Due(event) => add(&mut batches, *at, &due(event)),
@@ -144,7 +149,18 @@ impl Effects {
                             }
                         }
                     }
-                    _ => others.push((*at, Other::Effect(event, effect, after(event)))),
+                    deed => {
+                        // An event of 1 MiB may have hundreds of effects: it is written once.
+                        let text = sends_event(deed)
+                            .then(|| texts.entry(*at).or_insert_with(|| written(event)).clone());
+                        match text.transpose() {
+                            Ok(text) => {
+                                others
+                                    .push((*at, Other::Effect(event, effect, after(event), text)));
+                            }
+                            Err(bytes) => refused.push((*at, failure(effect, &too_large(bytes)))),
+                        }
+                    }
                 },
             }
         }
@@ -275,14 +291,14 @@ impl Effects {
                     Err(error) => Ok(Some(failure(effect, &error))),
                 }
             }
-            Other::Effect(event, effect, trace) => match &effect.deed {
+            Other::Effect(event, effect, trace, text) => match &effect.deed {
                 Deed::Emit { .. } => Ok(None),
                 Deed::Notify(notify) => {
-                    let new = notification(event, effect, notify);
+                    let new = notification(event, effect, notify, text.as_deref());
                     self.accept(effect, NewNotification { trace, ..new }).await
                 }
                 Deed::Push(push) => {
-                    let new = pushed(event, effect, &push.url);
+                    let new = pushed(event, effect, &push.url, text.as_deref());
                     self.accept(effect, NewNotification { trace, ..new }).await
                 }
                 Deed::Count(count) => {
@@ -328,7 +344,8 @@ impl Effects {
 /// The effects other than immediate events for the bus.
 enum Other<'a> {
     Later(&'a Effect, Event, Duration),
-    Effect(&'a Event, &'a Effect, Option<TraceContext>),
+    /// With the JSON of the event, if the effect sends it.
+    Effect(&'a Event, &'a Effect, Option<TraceContext>, Option<Arc<RawValue>>),
 }
 
 /// The effects, of which those in a chain follow one another: the notifications to a user, because a
@@ -338,7 +355,7 @@ fn chains<'a>(others: Vec<(usize, Other<'a>)>) -> Vec<Vec<(usize, Other<'a>)>> {
     let mut places = FxHashMap::default();
     for (at, other) in others {
         let user = match &other {
-            &Other::Effect(event, effect, _) => match &effect.deed {
+            &Other::Effect(event, effect, ..) => match &effect.deed {
                 Deed::Notify(notify) => Some(user_of(notify, event)),
                 _ => None,
             },
@@ -401,12 +418,17 @@ fn key(event: &Event, effect: &Effect) -> (String, Duplicates) {
     (format!("automation {}", name(event.bot(), event, effect)), Duplicates::Once)
 }
 
-fn notification(event: &Event, effect: &Effect, notify: &Notify) -> NewNotification {
+fn notification(
+    event: &Event,
+    effect: &Effect,
+    notify: &Notify,
+    text: Option<&RawValue>,
+) -> NewNotification {
     let method = notify.method();
-    let body = match &notify.body {
-        Some(body) => text_of(body),
-        None if matches!(&*method, "GET" | "DELETE") => String::new(),
-        None => told(event, &effect.rule),
+    let body = match (&notify.body, text) {
+        (Some(body), _) => text_of(body),
+        (None, Some(text)) => told(event, &effect.rule, text),
+        (None, None) => String::new(),
     };
     NewNotification {
         bot: event.bot().clone(),
@@ -425,15 +447,7 @@ fn notification(event: &Event, effect: &Effect, notify: &Notify) -> NewNotificat
     }
 }
 
-/// The default body of a push.
-fn told(event: &Event, rule: &RuleId) -> String {
-    let told = json!({
-        "botid": event.bot(), "subject": event.subject(), "rule": rule, "event": event,
-    });
-    told.to_string()
-}
-
-fn pushed(event: &Event, effect: &Effect, url: &str) -> NewNotification {
+fn pushed(event: &Event, effect: &Effect, url: &str, text: Option<&RawValue>) -> NewNotification {
     NewNotification {
         bot: event.bot().clone(),
         // No user, so that no limit per user delays a push.
@@ -444,7 +458,7 @@ fn pushed(event: &Event, effect: &Effect, url: &str) -> NewNotification {
         waits: false,
         url: url.to_owned(),
         method: "POST".to_owned(),
-        body: serde_json::to_string(event).unwrap_or_default(),
+        body: text.map(|text| text.get().to_owned()).unwrap_or_default(),
         recheck: String::new(),
         headers: String::new(),
         key: Some(key(event, effect)),
