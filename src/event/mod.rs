@@ -9,6 +9,7 @@ mod attributes;
 mod builder;
 pub mod entry;
 mod glimpse;
+mod values;
 mod wire;
 
 use std::collections::BTreeMap;
@@ -24,6 +25,7 @@ pub(crate) use self::attributes::Attributes;
 use self::attributes::{ESCAPE_BYTES, check_size_as_json};
 pub use self::builder::EventBuilder;
 pub use self::glimpse::Glimpse;
+use self::values::JsonText;
 use self::wire::{Fields, Wire};
 use crate::id::{BotId, IdError, Sequence};
 
@@ -33,6 +35,9 @@ pub const EVENT_MAX_BYTES: usize = 1 << 20;
 pub const ATTRIBUTE_MAX_BYTES: usize = 1_024;
 /// Maximum number of extension attributes in addition to those that Fairlane knows.
 pub const EXTENSIONS_MAX: usize = 64;
+/// Maximum number of values in all extension attributes of an event together. Each text and number counts,
+/// and so does each array and object.
+pub const EXTENSION_VALUES_MAX: usize = 1_000;
 /// Maximum nesting of `data` and of each extension attribute: arrays and objects inside each other.
 /// With the levels that a push puts around an event, common parsers still read it: they stop at 128.
 pub const NESTING_MAX: usize = 100;
@@ -165,7 +170,7 @@ impl Event {
         let mut packed = rmp_serde::Deserializer::from_read_ref(bytes);
         // Deep values must not take the stack before the nesting of each attribute is checked.
         packed.set_max_depth(NESTING_MAX + 16);
-        let event = Wire::<serde_json::Value>::deserialize(&mut packed)
+        let event = Wire::<JsonText>::deserialize(&mut packed)
             .map_err(EventError::MessagePack)?
             .0
             .into_event()?;

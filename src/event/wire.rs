@@ -11,7 +11,10 @@ use serde::Deserialize;
 use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::{ATTRIBUTE_MAX_BYTES, EXTENSIONS_MAX, Event, EventError, NESTING_MAX};
+use super::values::{JsonText, Tree, count, too_many};
+use super::{
+    ATTRIBUTE_MAX_BYTES, EXTENSION_VALUES_MAX, EXTENSIONS_MAX, Event, EventError, NESTING_MAX,
+};
 use crate::id::BotId;
 
 /// The attributes before the bounds are checked.
@@ -69,6 +72,9 @@ impl Fields {
             extensions: self.extensions,
         };
         check_count(event.extensions.len())?;
+        if event.extensions.values().map(count).sum::<usize>() > EXTENSION_VALUES_MAX {
+            return Err(attribute("extensions", too_many()));
+        }
         if let Some(name) = event.extensions.keys().find(|name| name.len() > ATTRIBUTE_MAX_BYTES) {
             let why = format!("its name has more than {ATTRIBUTE_MAX_BYTES} bytes");
             return Err(attribute(name.chars().take(32).collect::<String>(), why));
@@ -176,9 +182,9 @@ impl DataForm for Box<RawValue> {
     }
 }
 
-impl DataForm for serde_json::Value {
+impl DataForm for JsonText {
     fn into_raw<E: de::Error>(self) -> Result<Box<RawValue>, E> {
-        serde_json::value::to_raw_value(&self).map_err(E::custom)
+        Ok(self.0)
     }
 }
 
@@ -201,6 +207,7 @@ impl<'de, D: DataForm> Visitor<'de> for WireVisitor<D> {
         let mut fields = Fields::default();
         // Given as null, which leaves no trace in `fields`.
         let mut empty: Vec<Cow<'_, str>> = Vec::new();
+        let mut values = EXTENSION_VALUES_MAX;
         let named = |name: &str, error: A::Error| -> A::Error {
             de::Error::custom(format_args!("{name:?}: {error}"))
         };
@@ -210,7 +217,8 @@ impl<'de, D: DataForm> Visitor<'de> for WireVisitor<D> {
                 continue;
             }
             let Some(slot) = fields.slot(&name) else {
-                let value = map.next_value()?;
+                let value = map.next_value_seed(Tree(&mut values));
+                let value = value.map_err(|error| named(&name, error))?;
                 fields.extensions.insert(name.into_owned(), value);
                 continue;
             };
@@ -228,7 +236,7 @@ impl<'de, D: DataForm> Visitor<'de> for WireVisitor<D> {
 }
 
 /// A key, borrowed from the input if possible.
-struct Name<'a>(Cow<'a, str>);
+pub(super) struct Name<'a>(pub(super) Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Name<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
