@@ -398,6 +398,11 @@ impl Fetched for Raw {
         self.entries.len()
     }
 
+    fn bytes(&self) -> usize {
+        let bytes = self.entries.iter().map(pages::bytes).sum::<u64>();
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
     fn is_all(&self) -> bool {
         self.is_all
     }

@@ -115,6 +115,9 @@ pub trait Fetched: Send {
         self.len() == 0
     }
 
+    /// The bytes of the entries as the bus has them, about.
+    fn bytes(&self) -> usize;
+
     /// Whether the source knows that these are all entries that were there. Otherwise it may just be
     /// slow.
     fn is_all(&self) -> bool {

@@ -139,6 +139,10 @@ impl Fetched for Raw {
         self.batches.iter().map(|batch| batch.records.len()).sum()
     }
 
+    fn bytes(&self) -> usize {
+        self.batches.iter().map(|batch| batch.bytes.len()).sum()
+    }
+
     fn decode(self: Box<Self>) -> Result<Vec<Batch>, BusError> {
         Ok(self.batches.iter().map(|batch| decoded(batch, &self.settings)).collect())
     }

@@ -197,6 +197,10 @@ impl Fetched for Messages {
         self.received.len()
     }
 
+    fn bytes(&self) -> usize {
+        self.received.iter().map(Received::len).sum()
+    }
+
     fn is_all(&self) -> bool {
         self.is_all
     }

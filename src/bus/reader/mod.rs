@@ -317,6 +317,7 @@ impl Reader {
                 session.turn.read_all();
             }
             // If more entries are available, they are fetched while this batch is processed.
+            session.learn(&*fetched, asked);
             let (more, next) = (fetched.len() >= asked, session.batch);
             let fetch = async {
                 let fetching = more.then(|| self.source.fetch(next, Duration::ZERO));
@@ -331,7 +332,7 @@ impl Reader {
                     let OpenLog { name, known, .. } = &session.logs[batch.log];
                     self.aside.put(&self.link, name, known, &batch.entries).await?;
                 }
-                session.advance(&batches, asked);
+                session.advance(&batches);
                 for Batch { log, entries, end, tombstones, .. } in &batches {
                     let (log, end, known) = (*log, *end, &session.logs[*log].known);
                     let read = Read { log, end, known, tombstones };

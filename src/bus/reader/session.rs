@@ -9,8 +9,8 @@ use futures_util::future::BoxFuture;
 use metrics::counter;
 use tokio::time::Instant;
 
-use super::super::source::{Batch, Log, Opened, Progress};
-use super::super::{BusError, Entry};
+use super::super::BusError;
+use super::super::source::{Batch, Fetched, Log, Opened, Progress};
 use super::turn::Turn;
 use super::{BATCH_FIRST, BATCH_MAX, BATCH_UNKNOWN};
 use crate::fanout::{Covered, FanoutError, Matches, Positions, Range};
@@ -19,6 +19,8 @@ use crate::metrics::{BUS_TOMBSTONES, BusMetrics};
 
 /// Approximate number of bytes in one read.
 const BATCH_BYTES: usize = 8 << 20;
+/// What an entry takes beside its content.
+const ENTRY_BYTES: usize = 128;
 
 /// The positions of the shards, and what was copied of each log.
 pub(super) type Copied = Result<(Positions, Vec<(usize, Covered)>), FanoutError>;
@@ -164,36 +166,33 @@ impl Session {
         }
     }
 
-    /// Moves behind the entries of a read that asked for `asked` entries.
-    pub(super) fn advance(&mut self, batches: &[Batch], asked: usize) {
-        let (mut count, mut bytes) = (0, 0);
+    /// Learns from a read that asked for `asked` entries how many the next one should ask for. Their bytes
+    /// are those that the answer had: those of the events may be far fewer, for example without `data_base64`.
+    pub(super) fn learn(&mut self, fetched: &dyn Fetched, asked: usize) {
+        let count = fetched.len();
+        if count == 0 {
+            return;
+        }
+        let fits = BATCH_BYTES / (ENTRY_BYTES + fetched.bytes() / count);
+        // A reader that has caught up begins with few again: the next entries may be large.
+        let grown = if count >= asked { (asked * 2).max(BATCH_FIRST) } else { BATCH_FIRST };
+        self.batch = grown.min(fits).clamp(8, BATCH_MAX);
+    }
+
+    /// Moves behind the entries of a read.
+    pub(super) fn advance(&mut self, batches: &[Batch]) {
+        let mut count = 0;
         for batch in batches {
             let log = &mut self.logs[batch.log];
             log.end = batch.end;
             log.entries += batch.entries.len() as u64;
             // A compacted log may have hardly anything but tombstones.
             count += batch.entries.len() + batch.skipped;
-            bytes += batch.entries.iter().map(size).sum::<usize>();
             if batch.added_ms > 0 {
                 self.added_ms = batch.added_ms;
             }
         }
         self.turn.reads(count);
-        if count == 0 {
-            return;
-        }
-        let fits = BATCH_BYTES / (bytes / count).max(1);
-        // A reader that has caught up begins with few again: the next entries may be large.
-        let grown = if count >= asked { (asked * 2).max(BATCH_FIRST) } else { BATCH_FIRST };
-        self.batch = grown.min(fits).clamp(8, BATCH_MAX);
-    }
-}
-
-/// The bytes of an entry, about.
-fn size(entry: &Entry) -> usize {
-    match &entry.event {
-        Ok(event) => 256 + event.data().map_or(0, str::len),
-        Err(invalid) => invalid.raw.len(),
     }
 }
 
@@ -202,22 +201,62 @@ mod tests {
     use super::super::turn::Turns;
     use super::*;
 
-    /// Shards that are far behind would be read for the longest slice otherwise.
-    #[tokio::test(start_paused = true)]
-    async fn entries_that_are_left_out_count_for_the_slice_of_a_session() {
+    /// An answer of so many entries and bytes.
+    struct Answer(usize, usize);
+
+    impl Fetched for Answer {
+        fn len(&self) -> usize {
+            self.0
+        }
+
+        fn bytes(&self) -> usize {
+            self.1
+        }
+
+        fn decode(self: Box<Self>) -> Result<Vec<Batch>, BusError> {
+            unreachable!("only its size counts")
+        }
+    }
+
+    fn session(seq: u64) -> Session {
         let at = |seq| Offset { ms: 1, seq };
         let logs: Arc<[Arc<str>]> = [Arc::from("x")].into();
-        let shards = [10, 90_000].map(|seq| Some([at(seq)].into()));
+        let shards = [10, seq].map(|seq| Some([at(seq)].into()));
         let positions = Positions::new(logs, vec![shards.into()]);
         let (turn, _) = Turn::new(&Turns::default(), vec![at(100_000)], positions);
         let log = Log { name: "x".into(), ..Log::default() };
         let opened = Opened { at: at(10), entries: 0, lost: 0 };
-        let mut session = Session::new(vec![OpenLog::new(&log, opened, at(10))], turn);
+        Session::new(vec![OpenLog::new(&log, opened, at(10))], turn)
+    }
+
+    #[tokio::test]
+    async fn a_read_asks_for_entries_of_about_8_mib_by_the_bytes_of_the_one_before() {
+        let mut session = session(10);
+        let mut next = |count, bytes, asked| {
+            session.learn(&Answer(count, bytes), asked);
+            session.batch
+        };
+        assert_eq!(next(16, 16 * 200, 16), 256, "more are there");
+        assert_eq!(next(256, 256 * 200, 256), 512);
+        assert_eq!(next(2_048, 2_048 * 200, 2_048), BATCH_MAX);
+        assert_eq!(next(BATCH_MAX, BATCH_MAX << 10, BATCH_MAX), BATCH_MAX, "1 KiB each");
+        let large = next(BATCH_MAX, BATCH_MAX << 18, BATCH_MAX);
+        assert!((30..=32).contains(&large), "256 KiB each: {large}");
+        assert_eq!(next(32, 32 << 20, 32), 8, "1 MiB each");
+        assert_eq!(next(0, 0, 8), 8, "nothing was learnt");
+        assert_eq!(next(3, 300, 8), 256, "it has caught up");
+    }
+
+    /// Shards that are far behind would be read for the longest slice otherwise.
+    #[tokio::test(start_paused = true)]
+    async fn entries_that_are_left_out_count_for_the_slice_of_a_session() {
+        let mut session = session(90_000);
         assert_eq!(session.logs[0].lag, None, "not known yet");
-        let batch = Batch { skipped: 4_096, end: at(4_106), added_ms: 7, ..Batch::default() };
-        session.advance(&[batch], 4_096);
+        let end = Offset { ms: 1, seq: 4_106 };
+        let batch = Batch { skipped: 4_096, end, added_ms: 7, ..Batch::default() };
+        session.advance(&[batch]);
         tokio::time::advance(std::time::Duration::from_secs(2)).await;
         assert!(session.turn.next(&session.logs).is_some(), "it is the turn of others");
-        assert_eq!((session.batch, session.added_ms), (BATCH_MAX, 7));
+        assert_eq!(session.added_ms, 7);
     }
 }
