@@ -1,7 +1,7 @@
 #!lua
 -- redrive: moves one dead letter back into its bot's queue, in order: before the first event with a
 -- higher sequence; or at the end with a new sequence, if its handler skips events up to the last
--- sequence. Revokes a running lease, because its holder counted from another head.
+-- sequence, or if more than 100,000 events would be before it. Revokes a running lease, because its holder counted from another head.
 --
 -- The letter of a notification is moved only while the notification has a record, which then stays until
 -- the event is handled: its pipeline may be paused for long. The key of the record cannot be declared,
@@ -29,13 +29,7 @@ if fields.more then
   end
   call('PERSIST', note)
 end
-local renews = ARGV[4] == '1'
-if renews then
-  local sequence = math.max(tonumber(call('HGET', META, 'seq') or 0) + 1, now_us())
-  call('HSET', META, 'seq', sequence)
-  fields.record = record(sequence, string.sub(fields.record, 12))
-end
-local length = renews and call('RPUSH', QUEUE, fields.record) or put_in_order(QUEUE, fields.record)
+local length = put_in_order(QUEUE, fields.record, ARGV[4] == '1')
 call('XDEL', DLQ, id)
 dead_letters().unbury({letter})
 local meta = call('HMGET', META, 'v', 'lanes')

@@ -14,8 +14,11 @@ use crate::redis::scripts::{
     DropLetters, Dropping, LetterPortion, Letters, Part, RawLetter, Redrive,
 };
 
-/// Maximum number of letters per read and per write.
+/// Maximum number of letters per read.
 const PAGE: usize = 100;
+/// Maximum number of letters that are redriven in one write. Redis serves others after each: in a long
+/// queue, one of them takes up to 3 ms.
+const REDRIVES_AT_ONCE: usize = 10;
 /// Maximum number of bytes that a script reads in one call.
 const READ_BYTES: usize = 4 << 20;
 /// Number of the newest letters that are grouped, over all shards, and their bytes.
@@ -154,14 +157,17 @@ impl Queue {
             return Ok(());
         }
         let (slice_us, renews) = (self.limits().slice_us, self.kind.renews);
-        let calls: Vec<Redrive<'_>> = letters
-            .iter()
-            .map(|(bot, id)| Redrive { keys, id: *id, bot, slice_us, renews })
-            .collect();
-        let replies = self.link().call_all(&calls).await?;
-        // All were sent: those behind a failed one may have succeeded.
-        *done += replies.iter().filter(|reply| matches!(reply, Ok(true))).count() as u64;
-        replies.into_iter().try_for_each(|reply| reply.map(drop))
+        for letters in letters.chunks(REDRIVES_AT_ONCE) {
+            let calls: Vec<Redrive<'_>> = letters
+                .iter()
+                .map(|(bot, id)| Redrive { keys, id: *id, bot, slice_us, renews })
+                .collect();
+            let replies = self.link().call_all(&calls).await?;
+            // All were sent: those behind a failed one may have succeeded.
+            *done += replies.iter().filter(|reply| matches!(reply, Ok(true))).count() as u64;
+            replies.into_iter().try_for_each(|reply| reply.map(drop))?;
+        }
+        Ok(())
     }
 
     /// These letters without their payloads, as far as they still exist.

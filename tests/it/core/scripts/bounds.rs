@@ -171,6 +171,29 @@ fn a_letter_is_put_back_behind_more_events_than_one_look_takes() {
     assert_eq!(shard.events("a"), numbers);
 }
 
+/// Redis looks for the place of an insertion from the head: a queue of millions would stop it for long.
+#[test]
+fn a_letter_behind_more_than_100000_events_is_put_back_at_the_end() {
+    let mut shard = Shard::new();
+    let keys = &shard.keys.clone();
+    for _ in 0..200 {
+        shard.push(NOW, "a", &["1"; 500], LIMITS);
+    }
+    let limited = |max_queue| Limits { max_queue, ..LIMITS };
+    let mut put_back = |max_queue, late, after| {
+        let queued = shard.push(NOW, "a", &[late], limited(max_queue)).queued;
+        assert_eq!((queued.appended, queued.dead), (0, 1));
+        shard.push(NOW, "a", &[after], LIMITS);
+        let id = shard.letters()[0];
+        let bot = &bot("a");
+        assert!(shard.call(NOW, &Redrive { keys, id, bot, slice_us: SLICE_US, renews: false }));
+        shard.events("a").split_off(100_000)
+    };
+    assert_eq!(put_back(100_000, "in order", "2"), ["in order", "2"]);
+    assert_eq!(put_back(100_002, "at the end", "3"), ["in order", "2", "3", "at the end"]);
+    assert!(shard.queue("a").is_sorted_by(|(one, _), (next, _)| one < next));
+}
+
 #[test]
 fn a_full_queue_takes_the_events_that_fit_and_the_rest_is_dead_or_dropped() {
     for overflow_dead in [true, false] {
