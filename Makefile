@@ -95,11 +95,13 @@ rolling: setup ## rolling restarts behind HAProxy during 100,000 requests, in so
 	cargo test --locked --test it -- --ignored --exact --nocapture \
 	  http::rolling::rolling_restarts_during_100000_requests_lose_none_and_repeat_no_finished_slice
 
-# `make test` kills three times at each step.
+# `make test` kills three times at each step, has one random history of the counters, and 250 events in order per bot.
 TIMES ?= 30
 kills: setup ## kill processes at every step of automations, counters and notifications; TIMES=30 at each
-	FAIRLANE_TEST_KILLS=$(TIMES) cargo test --locked --test it -- --nocapture \
-	  three_processes_killed_at with_a_rate_killed although_processes_are_killed
+	FAIRLANE_TEST_KILLS=$(TIMES) FAIRLANE_TEST_HISTORIES=3 FAIRLANE_TEST_EVENTS=1000 \
+	  cargo test --locked --test it -- --nocapture \
+	  three_processes_killed_at with_a_rate_killed although_processes_are_killed \
+	  in_any_history_totals_are three_processes_handle_every_bots_events
 
 peers: setup-peers release-bench ## compare with GroupMQ, BullMQ and a plain stream worker, also under faults, in half an hour
 	$(TARGET)/release/fairlane-bench peers $(ARGS)

@@ -63,6 +63,8 @@ pub(crate) fn run(
     copy: &Path,
 ) -> Result<Ran, Failure> {
     let mut out = tempfile::tempfile().map_err(|error| Failure::of("no temporary file", error))?;
+    let directory =
+        tempfile::tempdir().map_err(|error| Failure::of("no temporary directory", error))?;
     let piped = |file: &File| {
         file.try_clone().map(Stdio::from).map_err(|error| Failure::of("no temporary file", error))
     };
@@ -79,6 +81,8 @@ pub(crate) fn run(
         .current_dir(copy)
         .env("RUST_BACKTRACE", "0")
         .env_remove("FAIRLANE_MUTANT")
+        // Tests that are killed do not remove their files.
+        .env("TMPDIR", directory.path())
         .stdin(Stdio::null())
         .stdout(piped(&out)?)
         .stderr(Stdio::null())

@@ -385,9 +385,12 @@ pub(crate) enum Scenario {
     /// Measure what a hostile tenant does to quiet ones, for each resource that all bots share.
     #[command(after_help = ISOLATION_EXAMPLES)]
     Isolation {
-        /// Duration of each phase: twice alone and twice beside the hostile tenant, per resource.
+        /// Duration of each phase: in each round one alone and one beside the hostile tenant, per resource.
         #[arg(long, value_name = "S", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=300))]
         seconds: u32,
+        /// Number of rounds, each with a new process. Figures are over all rounds.
+        #[arg(long, value_name = "N", default_value = "2")]
+        rounds: NonZeroU32,
         /// Measure only this resource. Can be repeated. Default: all.
         #[arg(long, value_enum, value_name = "NAME")]
         only: Vec<Resource>,

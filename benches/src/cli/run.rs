@@ -235,11 +235,12 @@ async fn bench(json: bool, scenario: Scenario) -> Result<(), CommandError> {
             }
             print_overload(json, &report)
         }
-        Scenario::Isolation { seconds, only, mongodb } => {
+        Scenario::Isolation { seconds, rounds, only, mongodb } => {
             let all = || Resource::value_variants().to_vec();
             let options = isolation::Options {
                 resources: if only.is_empty() { all() } else { only },
                 seconds: seconds.into(),
+                rounds: rounds.get().into(),
                 mongo: choice(mongodb.as_deref())?,
             };
             let report = Box::pin(isolation::run(options, watch)).await?;

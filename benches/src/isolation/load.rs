@@ -16,8 +16,9 @@ use super::quiet::{BOTS, bot};
 use super::resource::Resource;
 use crate::error::BenchError;
 
-/// Events of the hostile backlog.
+/// Events of the hostile backlog, at most, and for each second of a phase.
 const BACKLOG: u64 = 100_000;
+const BACKLOG_PER_SECOND: u64 = 20_000;
 /// Events that a slice of it has, at most.
 const BATCH: u64 = 100;
 /// Bots of the hostile tenant whose leases are never completed. A pipeline hands 10,000 over to all bots
@@ -80,11 +81,12 @@ pub(super) async fn of_hostile(
     let behaviour = &deployment.receiver.behaviour;
     match resource {
         Resource::Queue => {
-            // It lasts longer than the phase.
+            let backlog = BACKLOG.min(BACKLOG_PER_SECOND * lasts.as_secs());
+            // Its slices take so long that it lasts longer than the phase.
             let lasts = u64::try_from(lasts.as_millis()).unwrap_or(u64::MAX) + 10_000;
-            behaviour.hold_ms.store(lasts / (BACKLOG / BATCH), Ordering::Relaxed);
-            target.add((0..BACKLOG).map(|n| event("hostile", "bench.backlog", n, 20))).await?;
-            let is_queued = async || depth(deployment, EVENTS).await >= BACKLOG * 8 / 10;
+            behaviour.hold_ms.store(lasts / (backlog / BATCH), Ordering::Relaxed);
+            target.add((0..backlog).map(|n| event("hostile", "bench.backlog", n, 20))).await?;
+            let is_queued = async || depth(deployment, EVENTS).await >= backlog * 8 / 10;
             settled(until(is_queued).await, "the hostile backlog")
         }
         Resource::Leases => {

@@ -39,8 +39,6 @@ use self::name_server::NameServer;
 use crate::error::BenchError;
 use crate::mongo::{self, Choice, Database};
 
-/// Number of processes per resource. In each, the quiet bots are measured alone and beside.
-const ROUNDS: u64 = 2;
 /// Time for the hostile bots to take effect.
 const WARM_UP: Duration = Duration::from_secs(1);
 /// Open files of this process: hostile connections, and both ends of others.
@@ -53,6 +51,8 @@ pub(crate) struct Options {
     pub(crate) resources: Vec<Resource>,
     /// Duration of each phase.
     pub(crate) seconds: u64,
+    /// Number of processes per resource. In each, the quiet bots are measured alone and beside.
+    pub(crate) rounds: u64,
     /// The MongoDB for rules and exports.
     pub(crate) mongo: Choice,
 }
@@ -78,20 +78,21 @@ pub(crate) async fn run(
     options: Options,
     mut watch: impl FnMut(&'static str, u64),
 ) -> Result<Report, BenchError> {
-    let Options { resources, seconds, mongo } = options;
+    let Options { resources, seconds, rounds, mongo } = options;
     // With fewer files, fewer hostile connections are open.
     let _ = fairlane::sandbox::raise_open_files(OPEN_FILES);
     let mut lines = Vec::new();
     for resource in resources {
-        lines.push(measure(resource, seconds, &mongo, &mut watch).await?);
+        lines.push(measure(resource, rounds, seconds, &mongo, &mut watch).await?);
     }
     let count = |verdict| lines.iter().filter(|line: &&Line| line.verdict == verdict).count();
     let [held, failed, skipped] = [Verdict::Held, Verdict::Failed, Verdict::Skipped].map(count);
-    Ok(Report { seconds, rounds: ROUNDS, held, failed, skipped, resources: lines })
+    Ok(Report { seconds, rounds, held, failed, skipped, resources: lines })
 }
 
 async fn measure(
     resource: Resource,
+    rounds: u64,
     seconds: u64,
     mongo: &Choice,
     watch: &mut impl FnMut(&'static str, u64),
@@ -100,7 +101,7 @@ async fn measure(
         return Ok(Line::skipped(resource, missing.to_owned()));
     }
     let (mut alone, mut beside) = (Phase::default(), Phase::default());
-    for round in 1..=ROUNDS {
+    for round in 1..=rounds {
         let phases = if resource.needs_mongo() {
             let measured = mongo::with_database(mongo, async |rig, database| {
                 phases(rig, Some(database), resource, seconds, round, watch).await

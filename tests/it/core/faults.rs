@@ -37,13 +37,14 @@ pub(crate) fn durable() -> Options {
 
 #[tokio::test]
 async fn after_a_kill_in_mid_slice_others_go_on_within_the_ttl_and_a_second() {
-    killed(Fleet::new(Options::default(), 40, FEW), 1_000).await;
+    killed(Fleet::new(Options::default(), 40, FEW), 400).await;
 }
 
 /// Kills one of three processes six times, over `each` events for each of 40 bots.
 pub(crate) async fn killed(mut fleet: Fleet<impl RedisBackend>, each: u32) {
     let sent = 40 * usize::try_from(each).unwrap();
-    fleet.behaviour.delay = Duration::from_millis(3);
+    // So slow that every kill comes before the end of the work.
+    fleet.behaviour.delay = Duration::from_millis(8);
     fleet.behaviour.fail_percent = 1;
     fleet.publish(each).await;
     fleet.start(3).await;
@@ -68,14 +69,18 @@ pub(crate) async fn killed(mut fleet: Fleet<impl RedisBackend>, each: u32) {
 
 #[tokio::test]
 async fn a_consumer_frozen_past_its_leases_commits_nothing_when_it_wakes() {
+    const EACH: u32 = 400;
+    const SENT: usize = 16_000;
     let settings = [("pipelines.test.workers.max", "8"), ("pipelines.test.lease_ttl", "\"1s\"")];
     let mut fleet = Fleet::new(Options::default(), 40, &settings);
-    fleet.behaviour.delay = Duration::from_millis(2);
-    fleet.publish(1_000).await;
+    // During a freeze, the other process handles at most 4,000 events.
+    fleet.behaviour.delay = Duration::from_millis(6);
+    fleet.publish(EACH).await;
     fleet.start(2).await;
     let mut naps = Vec::new();
-    for round in 1..=3 {
-        fleet.settles(round * 4_000, LONG).await;
+    for _ in 0..3 {
+        let more = fleet.settled() + 1_000;
+        fleet.settles(more.min(SENT), LONG).await;
         let frozen = now();
         fleet.workers[0].sigstop();
         // The process is frozen beyond the TTL, so other workers take over its leases and handle
@@ -88,7 +93,7 @@ async fn a_consumer_frozen_past_its_leases_commits_nothing_when_it_wakes() {
     fleet.drains(LONG).await;
     let report = fleet.report();
     assert!(report.is_clean(), "{report}");
-    assert_eq!((report.sent, report.given_up), (40_000, 0), "{report}");
+    assert_eq!((report.sent, report.given_up), (SENT, 0), "{report}");
     // The process that finds an expired lease counts it.
     let mut lost = 0.0;
     for process in 0..2 {
@@ -170,7 +175,7 @@ async fn a_consumer_whose_lease_was_broken_by_an_operator_commits_nothing() {
 #[tokio::test]
 async fn work_resumes_soon_after_an_unavailable_redis_is_back() {
     let fleet = Fleet::new(durable(), 40, FEW);
-    interrupted(fleet, 1_000, |server| server, Duration::from_secs(2)).await;
+    interrupted(fleet, 500, |server| server, Duration::from_secs(2)).await;
 }
 
 /// Kills and restarts one server under `each` events for each of 40 bots. Work resumes `within` this

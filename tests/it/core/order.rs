@@ -4,12 +4,14 @@
 use std::time::Duration;
 
 use crate::support::fleet::Fleet;
+use crate::support::process::number;
 use crate::support::redis::{Options, RedisBackend};
 
-/// 200 bots with 1,000 events each.
+/// 200 bots with 250 events each. `make kills` sends more.
 #[tokio::test]
 async fn three_processes_handle_every_bots_events_in_order_whatever_fails() {
-    in_order(Fleet::new(Options::default(), 200, &[]), 1_000).await;
+    let each = number("FAIRLANE_TEST_EVENTS", 250);
+    in_order(Fleet::new(Options::default(), 200, &[]), each).await;
 }
 
 /// Starts three processes and publishes `each` events for each of 200 bots. 5% of the handlings

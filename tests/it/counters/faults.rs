@@ -103,6 +103,8 @@ struct Site<'a> {
     /// Changes with each kill.
     killed: watch::Sender<()>,
     acknowledged: RefCell<Sums>,
+    /// The views that MongoDB has stored, and when it was asked.
+    stored: Cell<(Instant, u64)>,
     /// How many processes wait to be killed in the middle of a completion.
     need_long_slices: Cell<u32>,
 }
@@ -116,10 +118,18 @@ impl Site<'_> {
         !self.kills.are_over()
     }
 
-    /// Whether there is enough work queued.
+    /// Whether there is enough work queued. Asks MongoDB once a second, because it is slow. In between, more
+    /// may be stored than it said.
     async fn is_busy(&self) -> bool {
         let acknowledged: u64 = self.acknowledged.borrow().values().sum();
-        acknowledged.saturating_sub(self.stores.stored_views().await) > OUTSTANDING_MAX
+        let (asked, mut stored) = self.stored.get();
+        if asked.elapsed() > Duration::from_secs(1) {
+            // The other publisher does not ask meanwhile.
+            self.stored.set((Instant::now(), stored));
+            stored = self.stores.stored_views().await;
+            self.stored.set((Instant::now(), stored));
+        }
+        acknowledged.saturating_sub(stored) > OUTSTANDING_MAX
     }
 
     fn acknowledge(&self, view: &View) -> u64 {
@@ -163,7 +173,7 @@ impl Site<'_> {
             }
             let bot = random.random_range(0..BOTS);
             // While the first views of the burst are written, the others become one long slice.
-            let views = if self.need_long_slices.get() > 0 { 2_000 } else { 400 };
+            let views = if self.need_long_slices.get() > 0 { 2_000 } else { 150 };
             let burst: Vec<View> = (0..views)
                 .map(|_| {
                     let number = bot + BOTS * random.random_range(0..ADS / BOTS / 4);
@@ -219,6 +229,7 @@ async fn three_processes_killed_at_every_step_of_the_flush_count_every_view_once
         kills: Kills::new(nodes.len(), &STEPS).rarely(Step::InTheCompletion),
         killed: watch::Sender::default(),
         acknowledged: RefCell::default(),
+        stored: Cell::new((Instant::now(), 0)),
         need_long_slices: Cell::default(),
     };
     let started = Instant::now();

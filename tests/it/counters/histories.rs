@@ -15,7 +15,7 @@ use crate::support::http::Client;
 use crate::support::interceptor::{Interception, Interceptor};
 use crate::support::mongo;
 use crate::support::mongo_proxy::on_any;
-use crate::support::process::variable;
+use crate::support::process::{number, variable};
 use crate::support::proxy::holds;
 use crate::support::redis::Persistence;
 use crate::support::wait::eventually;
@@ -23,7 +23,8 @@ use crate::support::wait::eventually;
 const LONG: Duration = Duration::from_secs(60);
 /// Names the variable that repeats one history.
 const SEED: &str = "FAIRLANE_TEST_SEED";
-const HISTORIES: u32 = 3;
+/// Names the variable with the number of histories. `make kills` sets more than one.
+const HISTORIES: &str = "FAIRLANE_TEST_HISTORIES";
 const FAULTS: u32 = 14;
 const WRITERS: u64 = 3;
 /// Ads of each writer.
@@ -185,7 +186,7 @@ async fn in_any_history_totals_are_the_sums_of_days_and_of_acknowledged_views() 
     if let Some(seed) = variable(SEED) {
         return happens(seed.parse().unwrap()).await;
     }
-    for _ in 0..HISTORIES {
+    for _ in 0..number(HISTORIES, 1) {
         happens(rand::random()).await;
     }
 }

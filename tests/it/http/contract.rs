@@ -3,8 +3,10 @@
 //!
 //! The requests are the same in every run.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::rc::Rc;
 
 use proptest::prelude::*;
 use proptest::strategy::{Union, ValueTree as _};
@@ -38,13 +40,16 @@ struct Contract {
     runner: TestRunner,
     /// Values of parameters that exist in this instance.
     known: BTreeMap<&'static str, Vec<String>>,
+    /// By the text of the schema: it takes long to make one.
+    validators: RefCell<BTreeMap<String, Rc<jsonschema::Validator>>>,
 }
 
 impl Contract {
     async fn of(client: &Client, known: BTreeMap<&'static str, Vec<String>>) -> Self {
         let document = client.get("/openapi.json").await.json();
         let random = TestRng::from_seed(RngAlgorithm::ChaCha, &SEED);
-        Self { document, runner: TestRunner::new_with_rng(Config::default(), random), known }
+        let runner = TestRunner::new_with_rng(Config::default(), random);
+        Self { document, runner, known, validators: RefCell::default() }
     }
 
     /// The path, the method and the description of each operation.
@@ -128,10 +133,14 @@ impl Contract {
         Request { operation, method: method.to_owned(), path, headers, body }
     }
 
-    fn validator(&self, schema: &Value) -> jsonschema::Validator {
-        let mut whole = schema.clone();
-        whole["components"] = self.document["components"].clone();
-        jsonschema::options().with_draft(jsonschema::Draft::Draft202012).build(&whole).unwrap()
+    fn validator(&self, schema: &Value) -> Rc<jsonschema::Validator> {
+        let make = || {
+            let mut whole = schema.clone();
+            whole["components"] = self.document["components"].clone();
+            let options = jsonschema::options().with_draft(jsonschema::Draft::Draft202012);
+            Rc::new(options.build(&whole).unwrap())
+        };
+        Rc::clone(self.validators.borrow_mut().entry(schema.to_string()).or_insert_with(make))
     }
 
     /// The first difference between an answer and its description.

@@ -48,6 +48,7 @@ use tempfile::TempDir;
 use super::papers::Papers;
 use super::redis::free_port;
 use super::wait::holds_within;
+use fairlane_testkit::directory::temporary;
 use fairlane_testkit::process::{installed, signal};
 
 /// Of requests of the tests. Long, because they may keep the machine busy.
@@ -101,7 +102,7 @@ impl KafkaBroker {
     }
 
     fn start_with(engine: Engine, tls: Option<Front>, told: Option<u16>) -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = temporary();
         let mut broker = Self { engine, directory, tls, told, port: 0, child: None };
         // Another process may take the port before the broker does.
         for _ in 0..10 {

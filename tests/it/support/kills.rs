@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use super::process::variable;
+use super::process::number;
 
 /// How often processes are killed at each step: enough to see each step with either fate of the last
 /// command. `make kills` sets more.
@@ -20,8 +20,8 @@ pub(crate) struct Kill<S> {
 }
 
 /// The steps at which several processes are killed, and how often each was met. A process first meets
-/// the steps in turn. On a busy machine it may not reach a step in time. Then there are more kills, up to
-/// six times as many, until each step was met often enough.
+/// the steps in turn, except a rare one that another process has met. On a busy machine it may not reach a
+/// step in time. Then there are more kills, up to six times as many, until each step was met often enough.
 #[derive(Debug)]
 pub(crate) struct Kills<S> {
     /// Each step, and how often it must be met.
@@ -34,9 +34,7 @@ pub(crate) struct Kills<S> {
 
 impl<S: Copy + Ord + Debug> Kills<S> {
     pub(crate) fn new(processes: usize, steps: &[S]) -> Self {
-        let times = variable("FAIRLANE_TEST_KILLS").map_or(TIMES, |times| {
-            times.parse().expect("FAIRLANE_TEST_KILLS is the number of kills at each step")
-        });
+        let times = number("FAIRLANE_TEST_KILLS", TIMES);
         let steps = steps.iter().map(|step| (*step, times)).collect();
         Self { steps, processes, met: RefCell::default(), ended: Cell::default() }
     }
@@ -55,18 +53,16 @@ impl<S: Copy + Ord + Debug> Kills<S> {
     pub(crate) fn next(&self, place: usize, round: usize) -> Option<Kill<S>> {
         let all: u32 = self.steps.iter().map(|(_, least)| *least).sum();
         let each = (all as usize).div_ceil(self.processes);
-        let steps = if round < each {
-            self.steps.iter().map(|(step, _)| *step).collect()
-        } else if round < 6 * each {
-            self.missing()
+        let (turn, missing) = (round + 2 * place, self.missing());
+        let (in_turn, least) = self.steps[turn % self.steps.len()];
+        let step = if round < each && (least > 1 || missing.contains(&in_turn)) {
+            in_turn
+        } else if round < 6 * each && !missing.is_empty() {
+            missing[turn % missing.len()]
         } else {
-            Vec::new()
-        };
-        if steps.is_empty() {
             self.ended.set(self.ended.get() + 1);
             return None;
-        }
-        let step = steps[(round + 2 * place) % steps.len()];
+        };
         Some(Kill { step, arrives: (round + place).is_multiple_of(2) })
     }
 
@@ -95,5 +91,35 @@ impl<S: Copy + Ord + Debug> Kills<S> {
     pub(crate) fn assert_each_was_met(&self) {
         let missing = self.missing();
         assert!(missing.is_empty(), "{missing:?} were hardly met: {:?}", self.met());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rare_step_is_met_once_and_every_other_as_often_as_it_must_be_and_with_either_fate() {
+        const RARE: usize = 4;
+        let (steps, times) = ([0, 1, 2, 3, RARE, 5], number("FAIRLANE_TEST_KILLS", TIMES));
+        let kills = Kills::new(3, &steps).rarely(RARE);
+        let mut fates: BTreeMap<usize, Vec<bool>> = BTreeMap::new();
+        let (mut places, mut round) = (vec![0, 1, 2], 0);
+        while !places.is_empty() {
+            places.retain(|place| {
+                let Some(kill) = kills.next(*place, round) else { return false };
+                kills.note(kill.step, true);
+                fates.entry(kill.step).or_default().push(kill.arrives);
+                true
+            });
+            round += 1;
+        }
+        kills.assert_each_was_met();
+        assert!(kills.are_over());
+        assert_eq!(fates.remove(&RARE).map(|fates| fates.len()), Some(1));
+        for fates in fates.values() {
+            assert!(fates.len() >= times as usize, "{fates:?}");
+            assert!(times < 3 || fates.contains(&true) && fates.contains(&false), "{fates:?}");
+        }
     }
 }

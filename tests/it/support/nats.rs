@@ -14,6 +14,7 @@ use tempfile::TempDir;
 
 use super::papers::Papers;
 use super::redis::free_port;
+use fairlane_testkit::directory::temporary;
 use fairlane_testkit::process::{installed, signal};
 
 pub(crate) const USER: &str = "fairlane";
@@ -104,7 +105,7 @@ pub(crate) struct NatsServer {
 impl NatsServer {
     /// Starts a server and returns once it answers.
     pub(crate) fn start(options: Options) -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = temporary();
         let papers = Papers::new();
         let mut server = Self { directory, options, papers, port: 0, child: None };
         // Another process may take the port before the server does.

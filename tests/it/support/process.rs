@@ -101,6 +101,14 @@ pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
+/// The number in a variable that a person gave to the tests, or else this one.
+pub(crate) fn number(name: &str, otherwise: u32) -> u32 {
+    let parse = |text: String| {
+        text.parse().unwrap_or_else(|_| panic!("{name} is {text:?} instead of a number"))
+    };
+    variable(name).map_or(otherwise, parse)
+}
+
 /// The start of a worker process. In the test run itself, it does nothing.
 #[test]
 fn entry() {

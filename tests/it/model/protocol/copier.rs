@@ -206,7 +206,10 @@ impl Copier {
                     if self.passed(now_ms, name).is_some_and(|passed| passed <= copy.window_ms) {
                         self.broken = Some("an event was copied twice within the window");
                     }
-                    self.copied.0.insert(name, At { ms: now_ms, epoch: self.epoch });
+                    // A call that was made before the window changed is noted for the old one.
+                    let is_of_before = copy.window_ms != self.window_ms;
+                    let epoch = self.epoch - u32::from(is_of_before);
+                    self.copied.0.insert(name, At { ms: now_ms, epoch });
                 }
                 self.since_save.push_back(copy.rest_of.as_deref().unwrap_or(copy).clone());
             }

@@ -33,6 +33,8 @@ const SCRAPE: Duration = Duration::from_secs(1);
 /// True findings on a busy machine: its Redis is slow, and a read of `status` takes too long.
 const BUSY: [&str; 2] = ["redis-slow", "not-seen"];
 const POLL: Duration = Duration::from_millis(50);
+/// The pause between two commands, or two pages: each needs much of the processor.
+const LONG_POLL: Duration = Duration::from_millis(250);
 
 /// A Redis that keeps its data, as `fairlane status` wants it.
 const SAFE: Options = Options { persistence: Persistence::EverySecond, max_memory: 0, tcp: true };
@@ -164,7 +166,7 @@ impl Scene {
                 {
                     return;
                 }
-                tokio::time::sleep(POLL).await;
+                tokio::time::sleep(LONG_POLL).await;
             }
         };
         let calmed = tokio::time::timeout(LONG, calm).await;
@@ -231,7 +233,7 @@ impl Scene {
     /// Waits until the trouble shows everywhere. Prints the times, and checks them.
     async fn shows(&self, trouble: &Trouble, began: Instant) {
         let seen = Mutex::new(Vec::new());
-        let waits = |what: &'static str| {
+        let waits = |what: &'static str, pause: Duration| {
             assert!(
                 began.elapsed() < LONG,
                 "{}: {what} does not show {}, but {:?}",
@@ -239,7 +241,7 @@ impl Scene {
                 trouble.code,
                 seen.lock().unwrap(),
             );
-            tokio::time::sleep(POLL)
+            tokio::time::sleep(pause)
         };
         let is_seen = |what: &'static str| {
             let took = began.elapsed();
@@ -249,34 +251,34 @@ impl Scene {
         let status = async {
             let mut found = self.status(trouble).await;
             while found.it.is_none() {
-                waits("status").await;
+                waits("status", LONG_POLL).await;
                 found = self.status(trouble).await;
             }
             (is_seen("status"), found)
         };
         let listed = async {
             while Found::of(&self.listed().await["problems"], trouble).it.is_none() {
-                waits("GET /v1/problems").await;
+                waits("GET /v1/problems", POLL).await;
             }
             is_seen("GET /v1/problems")
         };
         let key = format!("data-key=\"{}/{}\"", trouble.code, trouble.pipeline);
         let page = async {
             while !self.page().await.contains(&key) {
-                waits("the page").await;
+                waits("the page", LONG_POLL).await;
             }
             is_seen("the page")
         };
         let series = (trouble.code.to_owned(), trouble.pipeline.to_owned());
         let metric = async {
             while !self.metrics().await.contains(&series) {
-                waits("the metric").await;
+                waits("the metric", POLL).await;
             }
             is_seen("the metric")
         };
         let alert = async {
             while self.alert(trouble.alert).await == 0 {
-                waits("the alert").await;
+                waits("the alert", POLL).await;
             }
             is_seen("the alert")
         };
@@ -361,7 +363,7 @@ impl Scene {
                 let is_busy = strange.iter().all(|code| BUSY.contains(&code.as_str()));
                 let passes = explained_at.elapsed() < 2 * SOON + 4 * self.stalls.longest();
                 assert!(!agree || is_busy && passes, "{}: {strange:?} too: {last}", trouble.name);
-                tokio::time::sleep(POLL).await;
+                tokio::time::sleep(LONG_POLL).await;
             }
         };
         let agreed = tokio::time::timeout(LONG, agreed).await;

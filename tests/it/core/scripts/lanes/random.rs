@@ -16,6 +16,22 @@ use super::super::{LIMITS, NOW, SLICE_US, Shard, TTL_MS, bot, dead};
 
 const BOTS: [&str; 2] = ["x", "y"];
 
+type List = Vec<Vec<u8>>;
+/// What Redis has of a bot: its queue and three lanes, how many events it counts in these lanes and how many
+/// bytes in all, its text, its scores in `ready` and `busy`, and whether it is paused.
+type Seen = (
+    List,
+    List,
+    List,
+    List,
+    Option<usize>,
+    Option<usize>,
+    Option<String>,
+    Option<f64>,
+    Option<f64>,
+    bool,
+);
+
 /// A lease as its holder knows it.
 struct Held {
     bot: BotId,
@@ -205,38 +221,41 @@ impl Course {
         lists.iter().flat_map(|key| self.list(key)).map(|record| number(&record)).collect()
     }
 
+    /// Asks in one call: there are thousands of checks.
+    fn seen(&mut self, name: &str) -> Seen {
+        let (keys, id) = (self.shard.keys.clone(), bot(name));
+        let mut look = redis::pipe();
+        look.lrange(keys.queue(&id), 0, -1);
+        for lane in Lane::all().take(3) {
+            look.lrange(keys.lane(lane, &id), 0, -1);
+        }
+        for kind in ["a", "q"] {
+            look.hget(keys.held(), format!("{kind}{name}"));
+        }
+        look.hget(keys.attempts(), name).zscore(keys.ready(), name).zscore(keys.busy(), name);
+        look.sismember(keys.paused(), name).query(self.shard.harness.plain()).unwrap()
+    }
+
     fn check(&mut self) {
-        let keys = self.shard.keys.clone();
         let (mut depth, mut with_lanes) = (0, 0);
         for name in BOTS {
-            let id = bot(name);
-            let queue = self.list(&keys.queue(&id));
-            let mut lists = Vec::new();
-            for lane in Lane::all().take(3) {
-                lists.extend(self.list(&keys.lane(lane, &id)));
-            }
+            let (queue, first, second, third, aside, bytes, text, ready, busy, paused) =
+                self.seen(name);
+            let lists = [first, second, third].concat();
             let mut found: Vec<u32> = queue.iter().chain(&lists).map(|r| number(r)).collect();
             found.sort_unstable();
             let of_bot = self.queued.iter().filter(|(of, _)| of == name);
             let expected: Vec<u32> = of_bot.map(|(_, event)| *event).collect();
             assert_eq!(found, expected, "nothing is lost or doubled");
             depth += found.len();
-            let plain = self.shard.harness.plain();
-            let held = |kind: &str| format!("{kind}{name}");
-            let aside: Option<usize> = plain.hget(keys.held(), held("a")).unwrap();
             assert_eq!(aside.unwrap_or(0), lists.len());
-            let bytes: Option<usize> = plain.hget(keys.held(), held("q")).unwrap();
             let total = queue.iter().chain(&lists).map(Vec::len).sum::<usize>();
             if bytes.is_some() || !lists.is_empty() {
                 assert_eq!(bytes, Some(total), "its bytes are exact");
             }
-            let text: Option<String> = plain.hget(keys.attempts(), name).unwrap();
             let has_lanes = text.is_some_and(|text| text.split('|').nth(4).is_some());
             assert_eq!(has_lanes, !lists.is_empty(), "the text has the lanes");
             with_lanes += i64::from(has_lanes);
-            let ready: Option<f64> = plain.zscore(keys.ready(), name).unwrap();
-            let busy: Option<f64> = plain.zscore(keys.busy(), name).unwrap();
-            let paused: bool = plain.sismember(keys.paused(), name).unwrap();
             assert!(ready.is_none() || busy.is_none(), "{name} is in one place");
             let somewhere = ready.is_some() || busy.is_some() || paused;
             assert!(found.is_empty() || somewhere, "{name} is forgotten");
