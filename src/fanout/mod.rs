@@ -25,6 +25,7 @@ pub use self::gather::{Covered, Gathered};
 pub use self::interest::Interest;
 pub(crate) use self::interest::guarded;
 pub use self::positions::Positions;
+use self::positions::Unseen;
 pub(crate) use self::positions::Waiting;
 pub use self::read::{Range, Read, is_in};
 pub use self::starts::NewStart;
@@ -137,6 +138,7 @@ pub struct Fanout {
     waits_elsewhere: OncePerMinute,
     /// Limits the log line about a new pipeline whose start is not known.
     waits_for_start: OncePerMinute,
+    unseen: Unseen,
     unmatched: Unmatched,
     tracer: Tracer,
     /// How long repetitions are dropped; zero: they are not.
@@ -153,9 +155,9 @@ impl Fanout {
         tracer: Tracer,
         window: Duration,
     ) -> Self {
-        let (waits_elsewhere, waits_for_start) = <_>::default();
+        let (waits_elsewhere, waits_for_start, unseen) = <_>::default();
         let unmatched = Unmatched::new();
-        Self { routes, starts, waits_elsewhere, waits_for_start, unmatched, tracer, window }
+        Self { routes, starts, waits_elsewhere, waits_for_start, unseen, unmatched, tracer, window }
     }
 
     /// Waits until every pipeline knows its interests, at most `within`: after that, events in

@@ -1,17 +1,18 @@
 //! Where the shards of the pipelines stand in the logs of the bus.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::try_join_all;
+use tokio::time::Instant;
 use tracing::warn;
 
 use super::{Fanout, FanoutError, LOGS_AT_ONCE, starts};
 use crate::id::{Offset, PipelineName, Shard};
-use crate::presence;
+use crate::presence::{self, HEARD, SILENT};
 use crate::queue::Queue;
-use crate::redis::RedisError;
 use crate::redis::scripts::Span;
+use crate::redis::{RedisError, keys};
 
 /// The position of each shard of each pipeline in some logs. A shard whose server is unavailable is
 /// *missing*: it gets nothing and the others continue. When it is available again, it is read from
@@ -115,9 +116,62 @@ impl Positions {
     }
 }
 
+/// The pipelines that no process was seen to run. After an outage of Redis, and after a start, this process
+/// may look before the others have made their next update. So a pipeline counts as one that is run until it
+/// was unseen for [`HEARD`].
+#[derive(Debug, Default)]
+pub(super) struct Unseen(Mutex<Looks>);
+
+#[derive(Debug, Default)]
+struct Looks {
+    last: Option<Instant>,
+    /// Since when each of the pipelines is unseen.
+    since: HashMap<PipelineName, Instant>,
+}
+
+impl Unseen {
+    /// Notes a look that did not see these. Returns those of them that may be run even so.
+    fn note(&self, names: BTreeSet<PipelineName>, now: Instant) -> BTreeSet<PipelineName> {
+        let mut looks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Looks { last, since } = &mut *looks;
+        // Between two looks that are further apart, a process may have come and gone silent unseen: Redis
+        // may have been unavailable.
+        let is_first = last.is_none_or(|last| now.duration_since(last) > SILENT);
+        since.retain(|name, _| !is_first && names.contains(name));
+        *last = Some(now);
+        let may_run = |name: &PipelineName| {
+            let since = since.entry(name.clone()).or_insert(now);
+            now.duration_since(*since) < HEARD
+        };
+        names.into_iter().filter(may_run).collect()
+    }
+}
+
 impl Fanout {
-    /// The lowest position in each log of the pipelines that other processes run and this one does
-    /// not. A pipeline that no process runs needs nothing. `confirm`: waits until the replicas have it.
+    /// The pipelines that processes run, and others that they may run. If the look before was more than
+    /// [`SILENT`] ago, these are all others.
+    ///
+    /// # Errors
+    /// If Redis does not answer.
+    pub(crate) async fn look(
+        &self,
+    ) -> Result<(BTreeSet<PipelineName>, BTreeSet<PipelineName>), RedisError> {
+        let Some(route) = self.routes.first() else { return Ok(<_>::default()) };
+        let (link, now) = (route.queue.link(), Instant::now());
+        let mut run = BTreeSet::new();
+        for process in presence::processes(link).await? {
+            run.extend(process.pipelines.into_keys());
+        }
+        let known = redis::Cmd::hkeys(keys::pipelines(link.prefix()));
+        let known: Vec<String> = link.read("HKEYS", link.command("HKEYS", known).await?)?;
+        let known = known.iter().filter_map(|name| PipelineName::parse(name).ok());
+        let unseen = self.unseen.note(known.filter(|name| !run.contains(name)).collect(), now);
+        Ok((run, unseen))
+    }
+
+    /// The lowest position in each log of the pipelines that other processes run, or may run, and this
+    /// one does not. A pipeline that no process runs needs nothing. `confirm`: waits until the replicas
+    /// have it.
     ///
     /// # Errors
     /// If Redis does not answer for all of them.
@@ -128,19 +182,17 @@ impl Fanout {
     ) -> Result<Vec<Option<Offset>>, RedisError> {
         let mut needed: Vec<Option<Offset>> = vec![None; logs.len()];
         let Some(queue) = self.routes.first().map(|route| &route.queue) else { return Ok(needed) };
-        let mut others = BTreeSet::new();
-        for process in presence::processes(queue.link()).await? {
-            others.extend(process.pipelines.into_keys());
-        }
-        for name in others {
+        let (run, unseen) = self.look().await?;
+        for name in run.union(&unseen).cloned() {
             if self.routes.iter().any(|route| *route.queue.name() == name) {
                 continue;
             }
+            let is_run = run.contains(&name);
             let (count, limits) = (queue.shard_count(), queue.limits());
             let other = Queue::new(name, count, limits, Arc::clone(queue.link()));
             for (place, lowest) in stored(&other, logs, confirm).await?.into_iter().enumerate() {
                 let Some(lowest) = lowest else { continue };
-                if let Some(suppressed) = self.waits_elsewhere.take() {
+                if is_run && let Some(suppressed) = self.waits_elsewhere.take() {
                     warn!(pipeline = %other.name(), stream = &*logs[place], from = %lowest, suppressed,
                         "another process runs a pipeline that this one does not have: its events stay on the bus until a process with it reads the bus; give all processes one configuration");
                 }
@@ -212,6 +264,8 @@ pub(super) fn moved(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn at(ms: u64) -> Offset {
@@ -245,6 +299,23 @@ mod tests {
         assert_eq!((positions.missing(), positions.away()), (3, 1));
         let others = positions.above(&[None]).unwrap();
         assert_eq!((others.waiting(), others.away()), (&*waiting, 1));
+    }
+
+    #[test]
+    fn a_pipeline_is_needed_until_every_process_had_the_time_to_say_that_it_runs_it() {
+        let (unseen, start) = (Unseen::default(), Instant::now());
+        let of = |seconds: u64, names: &[&str]| {
+            let names = names.iter().map(|name| PipelineName::parse(name).unwrap()).collect();
+            let needed = unseen.note(names, start + Duration::from_secs(seconds));
+            needed.iter().map(PipelineName::as_str).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!([of(0, &["x", "y"]), of(5, &["x"])], ["x y", "x"]);
+        assert_eq!(of(9, &["x", "y"]), "x y");
+        assert_eq!(of(10, &["x", "y"]), "y", "it was seen in between");
+        assert_eq!(of(19, &["x", "y"]), "");
+        assert_eq!(of(35, &["x", "y"]), "", "a process that was heard of would still be seen");
+        assert_eq!(of(52, &["x", "y"]), "x y", "Redis may have been unavailable");
+        assert_eq!([of(61, &["x", "y"]), of(62, &["x", "y"])], ["x y", ""]);
     }
 
     #[test]

@@ -64,12 +64,15 @@ impl BusView {
             .filter(|state| state.bus == bus)
             .collect();
         let failing = states.iter().filter_map(|state| state.failing.as_ref());
+        // One that gave its share up may not know that others read it now, and how far.
+        let is_read = states.iter().any(|state| state.logs > 0);
+        let known: Vec<_> = states.iter().filter(|state| state.logs > 0 || !is_read).collect();
         Self {
             bus: bus.to_owned(),
             processes: states.len(),
             logs: states.iter().map(|state| state.logs).sum(),
-            unread: states.iter().map(|state| state.unread).sum(),
-            unread_since_ms: states.iter().filter_map(|state| state.unread_since_ms).min(),
+            unread: known.iter().map(|state| state.unread).sum(),
+            unread_since_ms: known.iter().filter_map(|state| state.unread_since_ms).min(),
             failing: failing.min_by_key(|failing| failing.since_ms).cloned(),
         }
     }
@@ -86,7 +89,7 @@ impl BusMeter {
         Self(Mutex::new(BusState { bus: bus.to_owned(), ..BusState::default() }))
     }
 
-    /// The bus has answered.
+    /// The bus is read, or other processes read all of it.
     pub(crate) fn answers(&self) {
         self.lock().failing = None;
     }
@@ -98,6 +101,11 @@ impl BusMeter {
         if logs == 0 {
             (state.unread, state.unread_since_ms) = (0, None);
         }
+    }
+
+    /// It gave them up, and it is not known who reads them.
+    pub(crate) fn gives_up(&self) {
+        self.lock().logs = 0;
     }
 
     /// So many entries of these logs are not read yet.
@@ -179,6 +187,27 @@ mod tests {
         meter.reads(0);
         let state = meter.state();
         assert_eq!((state.unread, state.unread_since_ms), (0, None), "others read it now");
+    }
+
+    #[test]
+    fn entries_are_counted_once_also_if_a_process_that_gave_its_share_up_still_shows_them() {
+        let of = |states: &[(usize, u64, u64)]| {
+            let process = |&(logs, unread, since): &(usize, u64, u64)| -> Process {
+                let (bus, since) = ("nats:orders".to_owned(), Some(since));
+                let state = BusState { bus, logs, unread, unread_since_ms: since, failing: None };
+                let says = serde_json::json!({
+                    "id": "p", "host": "h", "pid": 1, "version": "1", "roles": [], "started_ms": 0,
+                    "pipelines": {}, "buses": [state],
+                });
+                serde_json::from_value(says).unwrap()
+            };
+            let processes: Vec<Process> = states.iter().map(process).collect();
+            let view = BusView::of("nats:orders", &processes);
+            (view.logs, view.unread, view.unread_since_ms)
+        };
+        assert_eq!(of(&[(2, 5, 20), (1, 3, 30)]), (3, 8, Some(20)));
+        assert_eq!(of(&[(0, 5, 20), (1, 5, 30)]), (1, 5, Some(30)), "the other one has its share");
+        assert_eq!(of(&[(0, 5, 20), (0, 3, 30)]), (0, 8, Some(20)), "an outage of the whole bus");
     }
 
     #[test]

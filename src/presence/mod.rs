@@ -1,6 +1,6 @@
 //! The registry of running processes. Every few seconds each process writes its identity and the
 //! rates of its pipelines to Redis. Operators see the sums over all processes. While a process is
-//! registered, the bus keeps the entries that its pipelines still need.
+//! registered, and for ten seconds after that, the bus keeps the entries that its pipelines still need.
 
 mod bus;
 mod calls;
@@ -31,12 +31,15 @@ use crate::redis::{Link, RedisError, keys};
 
 /// Interval of updates; rates are means over this time.
 const BEAT: Duration = Duration::from_secs(5);
+/// After an outage of Redis, each process has made an update within this time, also if its last
+/// attempt waited for an answer.
+pub(crate) const HEARD: Duration = Duration::from_secs(10);
 /// Pause between two attempts at the first update.
 const FIRST: Duration = Duration::from_millis(250);
 /// Interval of looking for news that do not wait for the next update.
 const NEWS: Duration = Duration::from_millis(500);
 /// A process without an update for this long counts as gone.
-const SILENT: Duration = Duration::from_secs(16);
+pub(crate) const SILENT: Duration = Duration::from_secs(16);
 /// Timeout of the deregistration at the end.
 const GOODBYE: Duration = Duration::from_millis(500);
 

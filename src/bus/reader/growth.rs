@@ -213,12 +213,15 @@ impl Growth {
         });
         let (old, ends): (Vec<LogEnd>, Vec<Offset>) = old.unzip();
         let positions = self.fanout.positions(&old).await?;
+        if positions.missing() > 0 {
+            return Ok(false);
+        }
         let elsewhere = self.fanout.needed_elsewhere(positions.logs(), false).await?;
         let behind = ends.iter().zip(elsewhere).enumerate().any(|(place, (end, elsewhere))| {
             let here = positions.lowest(place);
             here.into_iter().chain(elsewhere).any(|lowest| lowest < *end)
         });
-        Ok(positions.missing() == 0 && !behind)
+        Ok(!behind)
     }
 }
 

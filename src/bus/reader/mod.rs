@@ -31,6 +31,9 @@
 //! A log whose server alone does not answer is left out, and the others are read. The session ends when it
 //! answers.
 //!
+//! A process that cannot read a bus gives its share up after some seconds: others may reach it, or have the
+//! rights. It takes a share again once the bus has told its logs.
+//!
 //! A log that lost its last entries in a failover ends before the positions of the shards. Copied
 //! events stay in the queues. [`Source::open`] ensures that no new entry gets an offset that the
 //! shards take for a copied one.
@@ -138,7 +141,7 @@ pub(crate) async fn run(reading: Reading, shutdown: Shutdown) {
         untold: AtomicU64::new(0),
         settled: Settled::default(),
         patience: MISSING_FIRST,
-        panicked: None,
+        gave_up: None,
         turns: Turns::default(),
         told: OncePerMinute::default(),
         partial: OncePerMinute::default(),
@@ -175,8 +178,9 @@ struct Reader {
     settled: Settled,
     /// How long missing shards are left out.
     patience: Duration,
-    /// When a session last panicked, and the wait after it.
-    panicked: Option<(Instant, Duration)>,
+    /// When the share was last given up, because a session panicked or the bus could not be read, and the
+    /// wait after it.
+    gave_up: Option<(Instant, Duration)>,
     turns: Turns,
     /// Limits the log line about shards that are far behind.
     told: OncePerMinute,
@@ -216,12 +220,15 @@ impl Reader {
         };
         let shared = match taken {
             Ok(Some(shared)) => shared,
-            Ok(None) => return share::ASK.mul_f64(random),
+            Ok(None) => {
+                self.others_read();
+                return share::ASK.mul_f64(random);
+            }
             Err(error) => {
                 if let Some(suppressed) = self.outage.failed() {
                     warn!(bus = self.bus(), %error, suppressed, "cannot read the bus; retrying");
                 }
-                return RESTART;
+                return self.unread(&error).await;
             }
         };
         let (started, mut copying) = (Instant::now(), Copying::None);
@@ -249,7 +256,13 @@ impl Reader {
                 self.patience = if again { later } else { MISSING_FIRST };
                 Duration::ZERO
             }
-            Err(error) => self.interrupted(&error).mul_f64(random),
+            Err(error) => {
+                let mut pause = self.interrupted(&error);
+                if let ReadError::Bus(error) = &error {
+                    pause = pause.max(self.unread(error).await);
+                }
+                pause.mul_f64(random)
+            }
         }
     }
 
@@ -313,6 +326,7 @@ impl Reader {
                 let wait = if session.turn.leaves_out() { WAIT_IN_TURN } else { WAIT };
                 (asked, self.source.fetch(asked, wait).await?)
             };
+            self.watch.fetched(&*fetched);
             if fetched.is_all() {
                 session.turn.read_all();
             }

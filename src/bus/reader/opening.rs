@@ -52,6 +52,9 @@ impl Reader {
         let mut session = Session { left_out, ..Session::new(open, turn) };
         session.turn.opens();
         if session.turn.leaves_out() {
+            // Nothing is deleted now. But a round of such sessions may take long, and after a long break it
+            // would not be known which pipelines are run.
+            let _ = self.fanout.look().await;
             return Ok((session, positions));
         }
         // Releases now: a full Redis lets no session reach its first checkpoint.

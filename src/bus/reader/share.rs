@@ -20,6 +20,7 @@ use crate::fanout::{NewStart, Waiting, starts};
 use crate::metrics::BusMetrics;
 use crate::redis::scripts::Readers;
 use crate::redis::{Link, RedisError, keys};
+use crate::telemetry::OncePerMinute;
 
 /// How long a share lasts without renewal. A reader that is only slow may lose it too early, and
 /// another process reads instead: this costs a session, but copies nothing twice.
@@ -41,6 +42,8 @@ pub(super) struct Share {
     token: String,
     growth: Option<Growth>,
     watch: Watch,
+    /// Limits the log line about what is read.
+    told: OncePerMinute,
     state: Mutex<State>,
 }
 
@@ -51,7 +54,9 @@ struct State {
     asked: Option<Instant>,
     /// The logs that this process reads.
     read: Vec<Arc<str>>,
-    /// Those of them that the session leaves out, because their servers did not answer.
+    /// The logs that it gave up: who reads them is not known yet.
+    left: Vec<Arc<str>>,
+    /// Those that it reads and the session leaves out, because their servers did not answer.
     left_out: Vec<Arc<str>>,
     /// The pipelines that the session leaves out, because they have no start.
     waiting: Vec<Waiting>,
@@ -78,11 +83,17 @@ impl Share {
     ) -> Self {
         let key = keys::readers(link.prefix(), source.name());
         let token = uuid::Uuid::now_v7().to_string();
-        Self { source, link, key, token, growth, watch, state: Mutex::default() }
+        let (told, state) = <_>::default();
+        Self { source, link, key, token, growth, watch, told, state }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this process has a share, as far as it knows.
+    pub(super) fn has_some(&self) -> bool {
+        !self.state().read.is_empty()
     }
 
     /// Takes or renews a share. `None`: other processes read all logs, or there are none.
@@ -164,13 +175,27 @@ impl Share {
         }
     }
 
-    /// Gives the share up.
+    /// Gives the share up at the stop: who reads the logs then reports their lag.
     pub(super) async fn leave(&self) {
-        let logs = {
+        {
             let state = self.state();
-            hide_lag(&state.read);
+            hide_lag(state.read.iter().chain(&state.left));
+        }
+        self.give_up().await;
+    }
+
+    /// Gives the share up while the process runs. It is taken again only after the bus has told its logs.
+    /// Their lag stays shown until it is known who reads them.
+    pub(super) async fn give_up(&self) {
+        let logs = {
+            let mut state = self.state();
+            let read = std::mem::take(&mut state.read);
+            state.left.extend(read);
+            state.asked = None;
+            state.waiting.clear();
             Arc::clone(&state.logs)
         };
+        self.watch.gives_up();
         if !logs.is_empty() {
             let _ = self.call(&logs, Duration::ZERO).await;
         }
@@ -186,8 +211,9 @@ impl Share {
         if asked.is_some_and(|asked| asked.elapsed() < fresh) {
             return Ok(logs);
         }
-        let mut logs = self.source.logs().await.inspect_err(|error| self.watch.failed(error))?;
-        self.watch.answers();
+        let told = self.source.logs().await.inspect_err(|error| self.watch.failed(error));
+        self.watch.tells(told.is_ok());
+        let mut logs = told?;
         let known: Vec<_> = logs.iter().filter(|log| log.unknown.is_none()).collect();
         {
             let mut state = self.state();
@@ -236,6 +262,8 @@ impl Share {
     fn note(&self, read: &[Arc<str>]) {
         self.watch.reads(read.len());
         let mut state = self.state();
+        let left = std::mem::take(&mut state.left);
+        hide_lag(left.iter().filter(|log| !read.contains(log)));
         if state.read == read {
             return;
         }
@@ -244,8 +272,10 @@ impl Share {
         if read.is_empty() {
             state.waiting.clear();
             warn!(bus, "another process reads the bus now");
-        } else {
-            info!(bus, logs = read.len(), of = state.logs.len(), "reading the bus");
+        } else if left != read
+            && let Some(suppressed) = self.told.take()
+        {
+            info!(bus, logs = read.len(), of = state.logs.len(), suppressed, "reading the bus");
         }
         state.read = read.to_vec();
     }
@@ -264,6 +294,7 @@ mod tests {
     use super::*;
     use crate::clock::SystemClock;
     use crate::id::{Offset, PipelineName};
+    use crate::presence::BusMeter;
     use crate::queue::Queue;
 
     /// A bus with one log, which may tell where new pipelines start.
@@ -312,12 +343,84 @@ mod tests {
         }
     }
 
+    /// A share of such a bus, and where its state is noted.
+    fn share(source: &Arc<Telling>) -> (Share, Arc<BusMeter>) {
+        let link = Arc::clone(Queue::unreachable("p", 1).link());
+        let meter = Arc::new(BusMeter::new("telling"));
+        let watch = Watch::new(Some(Arc::clone(&meter)), Arc::new(SystemClock));
+        (Share::new(Arc::clone(source) as Arc<dyn Source>, link, None, watch), meter)
+    }
+
+    #[tokio::test]
+    async fn a_share_that_is_given_up_is_taken_again_only_after_the_bus_has_told_its_logs() {
+        let (share, meter) = share(&Arc::new(Telling(Mutex::new(NewStart::Own))));
+        let logs = share.logs().await.unwrap();
+        share.note(&logs);
+        assert!(share.has_some() && share.state().asked.is_some());
+        assert_eq!(meter.state().logs, 1);
+        share.give_up().await;
+        assert!(!share.has_some() && share.state().asked.is_none());
+        assert_eq!(meter.state().logs, 0, "operators see that it reads none");
+    }
+
+    #[tokio::test]
+    async fn what_is_unread_stays_shown_until_it_is_known_who_reads_the_share_that_was_given_up() {
+        let (share, meter) = share(&Arc::new(Telling(Mutex::new(NewStart::Own))));
+        let logs: [Arc<str>; 1] = ["log".into()];
+        share.note(&logs);
+        share.watch.lags(7);
+        let since = meter.state().unread_since_ms;
+        let shown = || {
+            let state = meter.state();
+            (state.logs, state.unread, state.unread_since_ms == since)
+        };
+        // The second one finds that nothing was taken in between.
+        for _ in 0..2 {
+            share.give_up().await;
+            assert_eq!((shown(), &*share.state().left), ((0, 7, true), &logs[..]));
+        }
+        share.note(&logs);
+        assert_eq!((shown(), share.state().left.len()), ((1, 7, true), 0), "it reads on");
+        share.give_up().await;
+        share.note(&[]);
+        assert_eq!((shown(), share.state().left.len()), ((0, 0, false), 0), "others read it now");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_share_that_is_taken_again_and_again_is_logged_once_a_minute() {
+        let (share, _) = share(&Arc::new(Telling(Mutex::new(NewStart::Own))));
+        let logs: [Arc<str>; 1] = ["log".into()];
+        let minute = Duration::from_secs(60);
+        share.note(&logs);
+        tokio::time::advance(minute).await;
+        share.give_up().await;
+        share.note(&logs);
+        assert_eq!(share.told.take(), Some(0), "between these, this process read nothing");
+        tokio::time::advance(minute).await;
+        for _ in 0..3 {
+            share.note(&[]);
+            share.note(&logs);
+            share.give_up().await;
+        }
+        tokio::time::advance(minute).await;
+        assert_eq!(share.told.take(), Some(2), "others had it meanwhile");
+    }
+
+    #[tokio::test]
+    async fn a_bus_that_tells_its_logs_and_cannot_be_read_fails_since_the_first_failure() {
+        let (share, meter) = share(&Arc::new(Telling(Mutex::new(NewStart::Own))));
+        let cause = "no right to read".to_owned();
+        share.watch.failed(&BusError::Refused { bus: "telling".to_owned(), cause });
+        let failing = meter.state().failing;
+        assert!(failing.is_some());
+        share.logs().await.unwrap();
+        assert_eq!(meter.state().failing, failing);
+    }
+
     #[tokio::test]
     async fn a_pipeline_that_waits_for_its_start_ends_the_session_only_when_the_bus_tells_it() {
         let source = Arc::new(Telling(Mutex::new(NewStart::Unknown("no group".into()))));
-        let link = Arc::clone(Queue::unreachable("p", 1).link());
-        let watch = Watch::new(None, Arc::new(SystemClock));
-        let share = Share::new(Arc::clone(&source) as Arc<dyn Source>, link, None, watch);
+        let (share, _) = share(&source);
         let waiting = |log: &str| Waiting::of(PipelineName::parse("new").unwrap(), log);
         let ends = async |log: &str| {
             share.state().asked = None;

@@ -1,9 +1,13 @@
 //! What is noted of a bus that Redis knows nothing of, so that operators see it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::super::BusError;
+use super::super::source::Fetched;
 use crate::clock::{SharedClock, millis};
 use crate::presence::BusMeter;
 
@@ -14,11 +18,17 @@ pub(super) struct Watch {
     pub(super) clock: SharedClock,
     /// Whether logs cannot be read although the bus answers.
     fails_partly: Arc<AtomicBool>,
+    /// Whether the bus told its logs when it was asked last.
+    told: Arc<AtomicBool>,
+    /// When the bus was read last.
+    read_at: Arc<Mutex<Instant>>,
 }
 
 impl Watch {
     pub(super) fn new(meter: Option<Arc<BusMeter>>, clock: SharedClock) -> Self {
-        Self { meter, clock, fails_partly: Arc::default() }
+        let told = Arc::new(AtomicBool::new(true));
+        let read_at = Arc::new(Mutex::new(Instant::now()));
+        Self { meter, clock, fails_partly: Arc::default(), told, read_at }
     }
 
     /// Why some logs cannot be read, while others can. Until there is no such problem any more, operators
@@ -51,16 +61,43 @@ impl Watch {
         }
     }
 
-    /// The bus has answered.
+    /// This process gave its share up. What it knows of these logs stays shown.
+    pub(super) fn gives_up(&self) {
+        if let Some(meter) = &self.meter {
+            meter.gives_up();
+        }
+    }
+
+    /// Whether the bus has told its logs.
+    pub(super) fn tells(&self, told: bool) {
+        self.told.store(told, Ordering::Relaxed);
+    }
+
+    /// A read has ended without an error. One without entries shows that the bus is read only if the bus said
+    /// that there are none, or has told its logs: some clients do not notice for a while that no server
+    /// answers.
+    pub(super) fn fetched(&self, fetched: &dyn Fetched) {
+        if !fetched.is_empty() || fetched.is_all() || self.told.load(Ordering::Relaxed) {
+            self.answers();
+        }
+    }
+
+    /// The bus is read, or this process has nothing to read. Answers to other questions do not show that it
+    /// can be read: the right may be missing.
     pub(super) fn answers(&self) {
+        *self.read_at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         if let Some(meter) = self.whole() {
             meter.answers();
         }
     }
 
-    /// The bus has answered, and so many entries are not read yet.
+    /// How long ago the bus was read last.
+    pub(super) fn unread_for(&self) -> Duration {
+        self.read_at.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+    }
+
+    /// So many entries are not read yet.
     pub(super) fn lags(&self, unread: u64) {
-        self.answers();
         if let Some(meter) = &self.meter {
             meter.lags(unread, millis(self.clock.now()));
         }
@@ -82,6 +119,7 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::source::Batch;
     use super::*;
     use crate::clock::SystemClock;
 
@@ -103,5 +141,48 @@ mod tests {
         watch.reads(0);
         watch.answers();
         assert_eq!(failing(), None, "other processes read all logs");
+        watch.failed(&problem);
+        watch.lags(5);
+        assert!(failing().is_some(), "the lag is known without the right to read");
+    }
+
+    /// An answer of so many entries, which may say that they are all.
+    struct Answer(usize, bool);
+
+    impl Fetched for Answer {
+        fn len(&self) -> usize {
+            self.0
+        }
+
+        fn bytes(&self) -> usize {
+            0
+        }
+
+        fn is_all(&self) -> bool {
+            self.1
+        }
+
+        fn decode(self: Box<Self>) -> Result<Vec<Batch>, BusError> {
+            unreachable!("only its size counts")
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_empty_read_does_not_show_that_a_bus_is_read_that_does_not_tell_its_logs() {
+        let meter = Arc::new(BusMeter::new("kafka:k"));
+        let watch = Watch::new(Some(Arc::clone(&meter)), Arc::new(SystemClock));
+        let cause = "no answer".to_owned();
+        let problem = BusError::Unknown { bus: "kafka:k".to_owned(), cause };
+        let shows = async |told: bool, answer: Answer| {
+            watch.failed(&problem);
+            watch.tells(told);
+            tokio::time::advance(Duration::from_secs(1)).await;
+            watch.fetched(&answer);
+            (meter.state().failing.is_none(), watch.unread_for() == Duration::ZERO)
+        };
+        assert_eq!(shows(false, Answer(0, false)).await, (false, false));
+        assert_eq!(shows(false, Answer(1, false)).await, (true, true), "it has read an entry");
+        assert_eq!(shows(false, Answer(0, true)).await, (true, true), "the bus said so");
+        assert_eq!(shows(true, Answer(0, false)).await, (true, true), "it answers");
     }
 }

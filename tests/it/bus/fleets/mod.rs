@@ -1,5 +1,6 @@
 //! Several processes that read a bus beside Redis: order, exactness and shares under faults.
 
+mod alone;
 mod losses;
 mod records;
 mod rules;
