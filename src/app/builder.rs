@@ -163,7 +163,13 @@ impl Builder {
         let config = &self.config;
         let database = &config.mongodb.database;
         if let Some(url) = &config.mongodb.url {
-            return Ok(Ok(Mongo::open(url, database).await?));
+            let mongo = Mongo::open(url, database).await?;
+            return match mongo.lookup_error() {
+                // A reload: the current instance goes on, and mostly knows the servers.
+                Some(error) if !self.inherited.is_empty() => Err(error.into()),
+                // A start: they are looked up until they are found.
+                _ => Ok(Ok(mongo)),
+            };
         }
         let needs = |(name, pipeline): (&PipelineName, &PipelineConfig)| {
             pipeline.enabled && self.products.of(name).is_some_and(Product::needs_mongo)

@@ -80,7 +80,13 @@ impl Part for AutomationPart {
     fn start(&self, seat: &Seat<'_>) {
         if Self::keeps_up(seat) {
             let (automations, shutdown) = (self.automations.clone(), seat.shutdown.clone());
-            let subscribers = automations.subscribers().clone();
+            let (store, subscribers) =
+                (automations.store().clone(), automations.subscribers().clone());
+            // The rules are read meanwhile: it hangs while a voting member of the replica set is down.
+            seat.shutdown.spawn(indexes::prepare("the rules", shutdown.clone(), move || {
+                let store = store.clone();
+                async move { store.prepare().await }
+            }));
             seat.shutdown.spawn(indexes::prepare(
                 "deleted profiles",
                 shutdown.clone(),

@@ -156,7 +156,7 @@ impl RuleStore {
         self.mongo.index(AUTOMATIONS, doc! { "changed": 1 }, changed).await?;
         let place = named("place").unique(true).sparse(true).build();
         match self.mongo.index(AUTOMATIONS, doc! { "place": 1 }, place).await {
-            // A sharded collection refuses it, and its rules must be read all the same.
+            // A sharded collection always refuses it.
             Err(error) if !error.is_passing() => {
                 warn!(%error, "without this index, processes that write rules of a bot together can exceed its maximum by a few");
                 Ok(())

@@ -46,14 +46,10 @@ struct Known {
 /// Watches until the soft stop.
 pub(crate) async fn run(automations: Automations, shutdown: Shutdown) {
     let mut known: Option<Known> = None;
-    let (mut away, mut prepared) = (false, false);
+    let mut away = false;
     automations.subscriptions().watched();
     loop {
         let round = async {
-            if !prepared {
-                automations.store().prepare().await?;
-                prepared = true;
-            }
             let is_stale = |known: &Known| {
                 known.all.elapsed() > ALL_EVERY || known.read.elapsed() > GONE_FOR / 2
             };

@@ -24,6 +24,9 @@ pub(super) async fn check(config: &Config) -> Vec<Finding> {
         Ok(mongo) => mongo,
         Err(error) => return vec![refused(CHECK, &error)],
     };
+    if let Some(error) = mongo.lookup_error() {
+        return vec![refused(CHECK, &error)];
+    }
     let findings = ask(&mongo, &config.mongodb.database).await;
     mongo.close().await;
     findings

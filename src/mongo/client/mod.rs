@@ -1,26 +1,25 @@
 //! MongoDB: one client per process, with a timeout for every wait, and the probes of `fairlane
 //! check`.
 
+mod driver;
 mod error;
 mod update;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryStreamExt as _;
 use mongodb::bson::{DateTime, Document, RawDocumentBuf, doc};
-use mongodb::event::EventHandler;
-use mongodb::event::sdam::SdamEvent;
-use mongodb::options::{Acknowledgment, ClientOptions, FindOptions, IndexOptions, WriteConcern};
-use mongodb::{Client, Collection, IndexModel};
+use mongodb::options::{Acknowledgment, FindOptions, IndexOptions, WriteConcern};
+use mongodb::{Collection, Database, IndexModel};
 use tokio::time::Instant;
 
+use self::driver::Driver;
 pub use self::error::MongoError;
 pub(crate) use self::update::Refused;
-use super::{MongoUrl, server as server_name};
+use super::MongoUrl;
 use crate::pressure::Pressure;
 
 /// The oldest server version with the features that Fairlane needs.
@@ -38,28 +37,14 @@ const ANSWER_GRACE: Duration = Duration::from_millis(250);
 const ABANDONED_MAX: Duration = Duration::from_secs(20);
 /// Time limit for a write to reach a majority of the servers.
 const MAJORITY_TIMEOUT: Duration = Duration::from_secs(3);
-/// Timeout of the DNS lookup behind `mongodb+srv`.
-const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of closing the connections.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Maximum interval between the checks of a server. With a longer one, the driver refuses to read from
-/// secondaries that are at most 90 s behind.
-const CHECK_EVERY_MAX: Duration = Duration::from_secs(80);
-/// Maximum number of connections to each server, unless the URL sets it.
-const CONNECTIONS_MAX: u32 = 32;
-/// The application name on the servers, unless the URL sets it.
-const APP_NAME: &str = "fairlane";
-
-/// The last error of each unreachable server.
-type Met = Arc<Mutex<BTreeMap<String, String>>>;
 
 /// A MongoDB deployment and one database of it.
 #[derive(Clone)]
 pub struct Mongo {
-    client: Client,
-    url: MongoUrl,
+    driver: Arc<Driver>,
     database: String,
-    met: Met,
     pressure: Arc<Pressure>,
 }
 
@@ -71,7 +56,7 @@ impl fmt::Debug for Mongo {
 
 impl fmt::Display for Mongo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.url)
+        write!(f, "{}", self.driver.url)
     }
 }
 
@@ -121,53 +106,29 @@ pub enum Acknowledged {
 }
 
 impl Mongo {
-    /// Parses the URL, with a DNS lookup for `mongodb+srv`, and creates a client that connects on
-    /// first use. Writes are acknowledged by a majority unless the URL sets another concern.
+    /// Parses the URL, with a DNS lookup of at most 5 s for `mongodb+srv`, and creates a client that
+    /// connects on first use. Writes are acknowledged by a majority unless the URL sets another
+    /// concern. If the lookup fails, every command has its error until a [`Self::ping`] has repeated
+    /// it with success.
     ///
     /// # Errors
-    /// [`MongoError::Options`] or [`MongoError::Lookup`].
+    /// [`MongoError::Options`].
     ///
     /// # Panics
     /// Outside a tokio runtime.
     pub async fn open(url: &MongoUrl, database: &str) -> Result<Self, MongoError> {
-        let parsing = ClientOptions::parse(url.expose());
-        let parsed = tokio::time::timeout(LOOKUP_TIMEOUT, parsing).await.unwrap_or_else(|_| {
-            let source = std::io::Error::from(std::io::ErrorKind::TimedOut);
-            Err(mongodb::error::Error::from(source))
-        });
-        let mut options = match parsed {
-            Ok(options) => options,
-            Err(source) => {
-                let lookup = url.expose().starts_with("mongodb+srv:");
-                let invalid =
-                    matches!(&*source.kind, mongodb::error::ErrorKind::InvalidArgument { .. });
-                let (url, source) = (url.clone(), Box::new(source));
-                return Err(if lookup && !invalid {
-                    MongoError::Lookup { url, source }
-                } else {
-                    MongoError::Options { url, source }
-                });
-            }
-        };
-        let met = Met::default();
+        let driver = Arc::new(Driver::open(url).await?);
         let pressure = Arc::new(Pressure::new(NEVER_SLOW));
-        options.app_name.get_or_insert_with(|| APP_NAME.to_owned());
-        let at_most = |time: Option<Duration>| {
-            Some(time.filter(|time| !time.is_zero()).unwrap_or(SELECTION_TIMEOUT))
-                .map(|time| time.min(SELECTION_TIMEOUT))
-        };
-        options.server_selection_timeout = at_most(options.server_selection_timeout);
-        options.connect_timeout = at_most(options.connect_timeout);
-        options.heartbeat_freq = options.heartbeat_freq.map(|every| every.min(CHECK_EVERY_MAX));
-        options.max_pool_size.get_or_insert(CONNECTIONS_MAX);
-        options.write_concern.get_or_insert_with(WriteConcern::majority);
-        options.sdam_event_handler = Some(remember(Arc::clone(&met)));
-        let client = Client::with_options(options)
-            .map_err(|source| MongoError::Options { url: url.clone(), source: Box::new(source) })?;
-        Ok(Self { client, url: url.clone(), database: database.to_owned(), met, pressure })
+        Ok(Self { driver, database: database.to_owned(), pressure })
     }
 
-    /// Checks that a server answers and accepts the user of the URL. Takes at most 5 s.
+    /// The error of the lookup of a `mongodb+srv` name, until it succeeds.
+    pub(crate) fn lookup_error(&self) -> Option<MongoError> {
+        self.driver.client().err()
+    }
+
+    /// Checks that a server answers and accepts the user of the URL. Takes at most 5 s, and 5 s more
+    /// while the servers behind `mongodb+srv` are not known.
     ///
     /// # Errors
     /// If no server is usable, or the user is refused.
@@ -175,6 +136,7 @@ impl Mongo {
     /// # Cancel safety
     /// Nothing is lost.
     pub async fn ping(&self) -> Result<(), MongoError> {
+        self.driver.look_up().await?;
         self.command("ping", doc! { "ping": 1 }).await.map(drop)
     }
 
@@ -202,16 +164,13 @@ impl Mongo {
         if info.version_numbers() >= OLDEST_VERSION {
             return Ok(());
         }
-        Err(MongoError::Version { url: self.url.clone(), version: info.version.clone() })
+        Err(MongoError::Version { url: self.driver.url.clone(), version: info.version.clone() })
     }
 
     /// When a write counts as done.
     #[must_use]
     pub fn acknowledged(&self) -> Acknowledged {
-        match self.client.write_concern() {
-            Some(concern) => acknowledged(concern),
-            None => Acknowledged::ByMajority,
-        }
+        acknowledged(&self.driver.concern)
     }
 
     /// Checks that this user may write, read and delete in the database, and that a write reaches a
@@ -224,7 +183,7 @@ impl Mongo {
     /// A collection `check-…` with one small document may remain.
     pub async fn try_write(&self) -> Result<(), MongoError> {
         let name = format!("check-{}", uuid::Uuid::now_v7().simple());
-        let collection = self.client.database(&self.database).collection::<Document>(&name);
+        let collection = self.database()?.collection::<Document>(&name);
         let tried = self.try_in(&collection).await;
         // Drop it also after a failure, because the first step may have succeeded.
         let dropped = self.answer("drop", async { collection.drop().await }).await;
@@ -269,8 +228,7 @@ impl Mongo {
         bytes: usize,
     ) -> Result<(Vec<RawDocumentBuf>, usize), MongoError> {
         options.max_time = Some(within);
-        let database = self.client.database(&self.database);
-        let collection = database.collection::<RawDocumentBuf>(collection);
+        let collection = self.database()?.collection::<RawDocumentBuf>(collection);
         let find = collection.find(filter).with_options(options);
         self.answer_within("find", within, async {
             let (mut cursor, mut found, mut sum) = (find.await?, Vec::new(), 0);
@@ -293,14 +251,14 @@ impl Mongo {
         limit: u64,
         within: Duration,
     ) -> Result<u64, MongoError> {
-        let collection = self.client.database(&self.database).collection::<Document>(collection);
+        let collection = self.database()?.collection::<Document>(collection);
         let count = collection.count_documents(filter).limit(limit).max_time(within);
         self.answer_within("aggregate", within, async { count.await }).await
     }
 
     /// The number of documents of a collection, from its metadata.
     pub(crate) async fn size(&self, collection: &str, within: Duration) -> Result<u64, MongoError> {
-        let collection = self.client.database(&self.database).collection::<Document>(collection);
+        let collection = self.database()?.collection::<Document>(collection);
         let size = collection.estimated_document_count().max_time(within);
         self.answer_within("count", within, async { size.await }).await
     }
@@ -312,7 +270,7 @@ impl Mongo {
         keys: Document,
         options: IndexOptions,
     ) -> Result<(), MongoError> {
-        let collection = self.client.database(&self.database).collection::<Document>(collection);
+        let collection = self.database()?.collection::<Document>(collection);
         let index = IndexModel::builder().keys(keys).options(options).build();
         let create = collection.create_index(index);
         self.answer("createIndexes", async { create.await }).await.map(drop)
@@ -324,18 +282,27 @@ impl Mongo {
         command: &'static str,
         expected: &'static str,
     ) -> MongoError {
-        MongoError::Reply { url: self.url.clone(), command, expected }
+        MongoError::Reply { url: self.driver.url.clone(), command, expected }
     }
 
     /// Closes the connections. No other clone may be used any more.
     pub async fn close(self) {
-        let leaving = self.client.shutdown().immediate(true);
+        let Ok(client) = self.driver.client() else { return };
+        let leaving = client.shutdown().immediate(true);
         // Servers that do not answer in time are not notified.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, async { leaving.await }).await;
     }
 
+    /// The database.
+    ///
+    /// # Errors
+    /// If its servers are not known. Nothing was sent.
+    fn database(&self) -> Result<Database, MongoError> {
+        Ok(self.driver.client()?.database(&self.database))
+    }
+
     async fn command(&self, name: &'static str, command: Document) -> Result<Document, MongoError> {
-        let database = self.client.database(&self.database);
+        let database = self.database()?;
         self.answer(name, async { database.run_command(command).await }).await
     }
 
@@ -369,7 +336,7 @@ impl Mongo {
         let answered = tokio::time::timeout(within + grace, answer).await;
         self.pressure.observe(sent.elapsed());
         let Ok(answer) = answered else {
-            let (url, met) = (self.url.clone(), self.what_was_met());
+            let (url, met) = (self.driver.url.clone(), self.driver.met());
             return Err(MongoError::Silent { url, command, within, met });
         };
         answer.map_err(|source| self.failed(command, source))
@@ -381,32 +348,8 @@ impl Mongo {
     }
 
     fn failed(&self, command: &'static str, source: mongodb::error::Error) -> MongoError {
-        MongoError::new(&self.url, command, source, || self.what_was_met())
+        MongoError::new(&self.driver.url, command, source, || self.driver.met())
     }
-
-    fn what_was_met(&self) -> Option<String> {
-        let met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
-        let texts: Vec<_> = met.iter().map(|(server, what)| format!("{server}: {what}")).collect();
-        (!texts.is_empty()).then(|| texts.join(", "))
-    }
-}
-
-/// Shortens the driver's error about an unreachable deployment, which is a page long, to one line
-/// per server.
-fn remember(met: Met) -> EventHandler<SdamEvent> {
-    EventHandler::callback(move |event| {
-        let mut met = met.lock().unwrap_or_else(PoisonError::into_inner);
-        match event {
-            SdamEvent::ServerHeartbeatFailed(event) => {
-                met.insert(server_name(&event.server_address), error::plain(&event.failure));
-            }
-            SdamEvent::ServerHeartbeatSucceeded(event) => {
-                met.remove(&server_name(&event.server_address));
-            }
-            SdamEvent::ServerClosed(event) => drop(met.remove(&server_name(&event.address))),
-            _ => {}
-        }
-    })
 }
 
 fn topology(hello: &Document) -> Topology {

@@ -135,7 +135,7 @@ impl Mongo {
         within: Duration,
         keep: impl Send + 'static,
     ) -> Result<(Document, Vec<Refused>), MongoError> {
-        let sent = self.send(command, keep);
+        let sent = self.send(command, keep)?;
         let answer = async { sent.await.unwrap_or_else(|_| Err(unanswered())) };
         let reply = self.answer_after(name, within, ANSWER_GRACE, answer).await?;
         let refused = read(&reply).map_err(|bad| self.bad(name, bad))?;
@@ -158,12 +158,15 @@ impl Mongo {
     }
 
     /// Sends a command in its own task, which drops `keep` once the server has answered.
+    ///
+    /// # Errors
+    /// If the servers are not known. Nothing was sent.
     fn send(
         &self,
         command: RawDocumentBuf,
         keep: impl Send + 'static,
-    ) -> JoinHandle<Result<Document, Error>> {
-        let database = self.client.database(&self.database);
+    ) -> Result<JoinHandle<Result<Document, Error>>, MongoError> {
+        let database = self.database()?;
         let sent = async move {
             let reply = async { database.run_raw_command(command).await };
             let reply = tokio::time::timeout(ABANDONED_MAX, reply).await;
@@ -174,13 +177,14 @@ impl Mongo {
             clippy::disallowed_methods,
             reason = "a stop need not wait for a task without a waiting caller, and the task ends by itself"
         )]
-        tokio::spawn(sent)
+        let sent = tokio::spawn(sent);
+        Ok(sent)
     }
 
     fn majority(&self) -> RawDocumentBuf {
         let within = i64::try_from(MAJORITY_TIMEOUT.as_millis()).unwrap_or(i64::MAX);
         let mut majority = rawdoc! { "w": "majority", "wtimeout": within };
-        if self.client.write_concern().and_then(|concern| concern.journal) == Some(true) {
+        if self.driver.concern.journal == Some(true) {
             majority.append(cstr!("j"), true);
         }
         majority

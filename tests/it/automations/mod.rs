@@ -4,6 +4,7 @@ mod actions;
 mod faults;
 mod hangs;
 mod http;
+mod indexes;
 mod recent;
 mod replay;
 mod rules;
