@@ -100,17 +100,25 @@ async function work(push) {
 async function complete(push) {
   const { ack, reason } = await work(push);
   const url = `${options.async}/v1/leases/${push.lease}/${reason === null ? "complete" : "fail"}`;
-  try {
-    const answer = await fetch(url, {
-      method: "POST",
-      headers: { "content-type": "application/json" },
-      body: JSON.stringify(reason === null ? { ack } : { ack, reason }),
-      signal: AbortSignal.timeout(10_000),
-    });
-    // 409: the lease has ended, and Fairlane sends the events again.
-    if (!answer.ok) console.error(`${push.bot}: ${answer.status} ${await answer.text()}`);
-  } catch (error) {
-    console.error(`${push.bot}: ${error.message}`);
+  for (const pause of [1, 2, 4, 8, null]) {
+    let failure;
+    try {
+      const answer = await fetch(url, {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify(reason === null ? { ack } : { ack, reason }),
+        signal: AbortSignal.timeout(10_000),
+      });
+      if (answer.ok) return;
+      failure = `${answer.status} ${await answer.text()}`;
+      // 409: the lease has ended, and Fairlane sends the events again.
+      if (answer.status !== 429 && answer.status < 500) return console.error(`${push.bot}: ${failure}`);
+    } catch (error) {
+      failure = error.message;
+    }
+    if (pause === null) return console.error(`${push.bot}: ${failure}`);
+    // A repeated call does no harm.
+    await new Promise((resume) => setTimeout(resume, pause * 1000));
   }
 }
 

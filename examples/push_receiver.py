@@ -111,10 +111,16 @@ def complete_accepted():
         request = urllib.request.Request(
             url, json.dumps(body).encode(), {"content-type": "application/json"}
         )
-        try:
-            urllib.request.urlopen(request, timeout=10).close()
-        except OSError as error:  # 409: the lease has ended, and the events come again
-            print(f"{push['bot']}: {error}", flush=True)
+        for pause in (1, 2, 4, 8, None):
+            try:
+                urllib.request.urlopen(request, timeout=10).close()
+            except OSError as error:  # 409: the lease has ended, and the events come again
+                code = getattr(error, "code", 503)
+                if pause and (code == 429 or code >= 500):
+                    time.sleep(pause)  # a repeated call does no harm
+                    continue
+                print(f"{push['bot']}: {error}", flush=True)
+            break
 
 
 class Receiver(BaseHTTPRequestHandler):

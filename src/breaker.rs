@@ -21,6 +21,7 @@ use tracing::{info, warn};
 
 use crate::metrics as table;
 use crate::request_deadline;
+use crate::telemetry::{Outage, Recovered};
 
 /// Interval between two probes.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
@@ -34,6 +35,9 @@ pub(crate) struct Breaker {
     refused: Counter,
     /// `None`: closed.
     open: Mutex<Option<Open>>,
+    /// Limits the log lines: questions that are sometimes late open and close the breaker several times a
+    /// second.
+    outage: Outage,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -73,7 +77,8 @@ pub(crate) trait Away {
 impl Breaker {
     /// A closed breaker. `store` names it in metrics and the log.
     pub(crate) fn new(store: &'static str) -> Self {
-        Self { store, refused: table::reads_refused(store), open: Mutex::default() }
+        let (refused, outage) = (table::reads_refused(store), Outage::new(Duration::ZERO));
+        Self { store, refused, open: Mutex::default(), outage }
     }
 
     /// Asks the store, with the timeout `within`, or the caller's remaining deadline if that is
@@ -181,8 +186,16 @@ impl Breaker {
     }
 
     fn answers(&self) {
-        if self.state().take().is_some() {
-            info!(store = self.store, "the store answers a probe; its circuit breaker closes");
+        let mut state = self.state();
+        let recovered = state.take().and_then(|_| self.outage.succeeded());
+        drop(state);
+        if let Some(Recovered { lasted, failures }) = recovered {
+            info!(
+                store = self.store,
+                ?lasted,
+                failures,
+                "the store answers a probe; its circuit breaker closes"
+            );
         }
     }
 
@@ -190,12 +203,14 @@ impl Breaker {
         let now = Instant::now();
         let mut state = self.state();
         let since = state.map_or(now, |open| open.since);
-        let is_news = state.replace(Open { since, probe_at: now + PROBE_EVERY }).is_none();
+        *state = Some(Open { since, probe_at: now + PROBE_EVERY });
+        // Noted under the lock, so that the lines follow the states.
+        let told = self.outage.failed();
         drop(state);
-        if is_news {
+        if let Some(suppressed) = told {
             let within = humantime::format_duration(within);
-            warn!(store = self.store, %within,
-                "the store does not answer reads; its circuit breaker opens, and only probes reach the store until one succeeds");
+            warn!(store = self.store, %within, suppressed,
+                "the store does not answer reads; its circuit breaker is open, and only probes reach the store until one succeeds");
         }
     }
 
@@ -207,6 +222,8 @@ impl Breaker {
 #[cfg(test)]
 mod tests {
     use std::future::{pending, ready};
+    use std::io;
+    use std::sync::Arc;
 
     use super::*;
 
@@ -325,6 +342,39 @@ mod tests {
         tokio::time::advance(PROBE_EVERY).await;
         assert_eq!(breaker.read_much(WITHIN, ready(Ok::<u32, Error>(7))).await, Ok(7));
         assert_eq!(answers(&breaker).await, Ok(7), "closed");
+    }
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_breaker_that_opens_and_closes_all_the_time_writes_twelve_lines_a_minute() {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+        let _logging = tracing::subscriber::set_default(log.finish());
+        let breaker = Breaker::new("test");
+        let begun = Instant::now();
+        let mut opened = 0;
+        while begun.elapsed() < Duration::from_secs(60) {
+            opened += u32::from(hangs(&breaker).await == Err(Unanswered::Late(WITHIN)));
+            tokio::time::advance(PROBE_EVERY).await;
+            assert_eq!(answers(&breaker).await, Ok(7), "a probe closes it");
+        }
+        assert!(opened > 100, "{opened}");
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        let count = |words: &str| text.lines().filter(|line| line.contains(words)).count();
+        assert_eq!([count("breaker is open"), count("breaker closes")], [6, 6], "{text}");
     }
 
     #[tokio::test(start_paused = true)]

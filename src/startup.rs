@@ -12,6 +12,11 @@
 //! A bus beside Redis that does not answer, or cannot say where a new pipeline starts, must not keep all else
 //! from being served. After ten seconds the process is ready without it, says which new pipelines have
 //! no start yet, and goes on until their starts are fixed.
+//!
+//! The same holds for a primary of a cluster while others serve: a process that runs stays ready without it
+//! too. Without the primary that has the registry, no process trims a bus, so its entries are kept meanwhile.
+//! If only this process cannot reach it, others do not know its new pipelines: they trim what these need after
+//! the retention of the bus.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,8 +41,10 @@ use crate::telemetry::OncePerMinute;
 /// Pause before a failed step is retried, and once the process is ready.
 const RETRY: Duration = Duration::from_millis(200);
 const RETRY_READY: Duration = Duration::from_secs(2);
-/// How long a start waits for a bus that is not in Redis.
+/// How long a start waits for a bus that is not in Redis, and for a primary of a cluster while others serve.
 const BUS: Duration = Duration::from_secs(10);
+/// How long the primaries of a cluster are asked which of them do not serve.
+const MISSING: Duration = Duration::from_secs(1);
 /// Maximum time that a request waits for the end of the start.
 const PATIENCE: Duration = Duration::from_millis(250);
 
@@ -108,6 +115,21 @@ struct Pending {
     cause: Option<BusError>,
 }
 
+/// What a process does later, because it must not wait for it.
+#[derive(Debug, Default)]
+struct Later {
+    /// The new pipelines that have no start yet.
+    without: Vec<String>,
+    /// The primaries of a cluster that do not answer while others serve.
+    primaries: Vec<String>,
+}
+
+impl Later {
+    fn is_nothing(&self) -> bool {
+        self.without.is_empty() && self.primaries.is_empty()
+    }
+}
+
 /// The cause as text for clients. Addresses and texts of the stores appear only in the log.
 fn in_words(cause: &BusError) -> &'static str {
     match cause {
@@ -162,13 +184,25 @@ impl Start {
     }
 
     async fn run(mut self, state: &watch::Sender<State>) {
-        let (logged, mut failed, began) = (OncePerMinute::default(), false, Instant::now());
+        let (logged, missed) = (OncePerMinute::default(), OncePerMinute::default());
+        let (mut failed, began) = (false, Instant::now());
         loop {
             let round = self.round(began).await;
             let is_over = state.borrow().is_over();
             let pause = if is_over { RETRY_READY } else { RETRY };
             match round {
-                Ok(without) => {
+                Ok(later) => {
+                    let is_done = later.is_nothing();
+                    let Later { without, primaries } = later;
+                    if !primaries.is_empty()
+                        && let Some(suppressed) = missed.take()
+                    {
+                        warn!(
+                            ?primaries,
+                            suppressed,
+                            "ready for the others, although these primaries of Redis do not answer"
+                        );
+                    }
                     if let Some(first) = without.first()
                         && let Some(suppressed) = logged.take()
                     {
@@ -179,10 +213,9 @@ impl Start {
                             "ready, but the start of new pipelines is not known: with start = \"new\" they miss the events published until it is"
                         );
                     }
-                    if failed && without.is_empty() {
+                    if failed && is_done {
                         info!("ready");
                     }
-                    let is_done = without.is_empty();
                     state.send_replace(State { pending: None, without });
                     if is_done {
                         return;
@@ -208,23 +241,55 @@ impl Start {
         }
     }
 
-    /// Makes all steps. Returns which new pipelines have no start yet, if the process must not wait for them.
-    async fn round(&mut self, began: Instant) -> Result<Vec<String>, Pending> {
+    /// Makes all steps. Returns what is left of them, if the process must not wait for it.
+    async fn round(&mut self, began: Instant) -> Result<Later, Pending> {
+        let (goes_on, mut later) = (began.elapsed() > BUS, Later::default());
         let heard = tokio::time::timeout(RETRY, self.heard.wait_for(Registration::is_done));
-        if !matches!(heard.await, Ok(Ok(_))) {
+        let is_heard = matches!(heard.await, Ok(Ok(_)));
+        if !is_heard {
             let what = "this process is not registered in Redis yet".to_owned();
             let cause = self.heard.borrow().failure().cloned().map(BusError::from);
-            return Err(Pending { what, cause });
+            self.postpone(Pending { what, cause }, goes_on, &mut later).await?;
         }
-        let pending =
-            |what: String| |error: RedisError| Pending { what, cause: Some(error.into()) };
-        let names = self.note_names().await;
-        names.map_err(pending("its pipelines are not registered in Redis yet".to_owned()))?;
-        let mut without = Vec::new();
+        if let Err(error) = self.note_names().await {
+            let what = "its pipelines are not registered in Redis yet".to_owned();
+            let pending = Pending { what, cause: Some(error.into()) };
+            self.postpone(pending, goes_on, &mut later).await?;
+        }
         for bus in &self.buses {
-            self.place(bus, began.elapsed() > BUS, &mut without).await?;
+            let mut without = Vec::new();
+            if let Err(pending) = self.place(bus, goes_on, &mut without).await {
+                let cause = pending.cause.as_ref().map_or("", in_words);
+                self.postpone(pending, goes_on, &mut later).await?;
+                // Which of them are new is not known.
+                let on = |starting: &Starting| {
+                    format!("pipeline {} on bus {:?}{cause}", starting.queue.name(), bus.name())
+                };
+                without = self.pipelines.iter().map(on).collect();
+            }
+            later.without.append(&mut without);
         }
-        Ok(without)
+        Ok(later)
+    }
+
+    /// Leaves a step for later if a primary of a cluster is its reason, and others serve.
+    async fn postpone(
+        &self,
+        pending: Pending,
+        goes_on: bool,
+        later: &mut Later,
+    ) -> Result<(), Pending> {
+        let primaries = match &pending.cause {
+            Some(BusError::Redis(error)) if goes_on => {
+                self.link.missing_behind(error, MISSING).await
+            }
+            _ => Vec::new(),
+        };
+        if primaries.is_empty() {
+            return Err(pending);
+        }
+        later.primaries = primaries;
+        Ok(())
     }
 
     /// Fixes where each pipeline starts in each log of a bus. Adds those that have no start to `without`, if the

@@ -43,7 +43,7 @@ pub(super) async fn watch(problems: Arc<Problems>, activity: Arc<Activity>, shut
         let mut found = BTreeSet::new();
         if activity.is_sampled_here() && metrics::was_scraped(SCRAPED) {
             let facts = problems.facts().await;
-            if !facts.not_seen.is_empty() {
+            if !facts.not_seen.is_empty() && facts.redis.error.is_none() {
                 // The next look may find the reason.
                 due = Instant::now();
             }

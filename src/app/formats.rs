@@ -20,11 +20,15 @@ use crate::redis::Link;
 const LOOK: Duration = Duration::from_secs(5);
 /// How long a start waits for MongoDB. If it does not answer, the marks are read when it does.
 const MONGO: Duration = Duration::from_secs(1);
+/// How long the primaries of a cluster are asked which of them do not serve.
+const MISSING: Duration = Duration::from_secs(2);
 
 /// The formats that an instance reads and writes.
 pub(super) struct Formats {
     all: Vec<&'static Format>,
     clock: SharedClock,
+    /// Whether the marks in Redis were read and accepted.
+    redis_is_accepted: bool,
     /// Whether MongoDB has the marks of this version.
     mongo_is_marked: bool,
     /// Why the instance ends.
@@ -33,7 +37,8 @@ pub(super) struct Formats {
 
 /// The marks of data that this version reads.
 pub(super) struct Accepted {
-    redis: Marks,
+    /// Those in Redis; `None`: their primary did not answer, and others of its cluster serve.
+    redis: Option<Marks>,
     /// Those in MongoDB; `None`: there are no documents, or it did not answer.
     documents: Option<Marks>,
 }
@@ -43,7 +48,13 @@ impl Formats {
     pub(super) fn new(products: &Products, plans: &[Plan], clock: &SharedClock) -> Self {
         let running = plans.iter().filter_map(|plan| products.of(&plan.name));
         let all = CORE.iter().chain(running.flat_map(Product::formats)).collect();
-        Self { all, clock: Arc::clone(clock), mongo_is_marked: false, refused: Arc::default() }
+        Self {
+            all,
+            clock: Arc::clone(clock),
+            redis_is_accepted: false,
+            mongo_is_marked: false,
+            refused: Arc::default(),
+        }
     }
 
     fn all(&self) -> impl Iterator<Item = &'static Format> {
@@ -63,19 +74,42 @@ impl Formats {
     ) -> Result<Accepted, AppError> {
         let redis = formats::look(link).await?;
         redis.accept(self.all(), &formats::place(link.prefix()))?;
-        let documents = match mongo.filter(|_| self.has_documents()) {
-            Some(mongo) => {
-                let asked = tokio::time::timeout(MONGO, self.accept_mongo(mongo)).await;
-                asked.unwrap_or(Ok(None))?
-            }
-            None => None,
+        Ok(Accepted { redis: Some(redis), documents: self.accept_documents(mongo).await? })
+    }
+
+    /// Refuses documents of a later version. `None`: there are none, or MongoDB does not answer.
+    async fn accept_documents(&self, mongo: Option<&Mongo>) -> Result<Option<Marks>, TooNew> {
+        let Some(mongo) = mongo.filter(|_| self.has_documents()) else { return Ok(None) };
+        let asked = tokio::time::timeout(MONGO, self.accept_mongo(mongo)).await;
+        asked.unwrap_or(Ok(None))
+    }
+
+    /// Goes on without the marks if their primary does not answer while others of its cluster serve.
+    /// [`Self::kept`] reads them when it does.
+    pub(super) async fn or_later(
+        &self,
+        accepted: Result<Accepted, AppError>,
+        link: &Link,
+        mongo: Option<&Mongo>,
+    ) -> Result<Accepted, AppError> {
+        let error = match accepted {
+            Err(AppError::Store(error)) => error,
+            accepted => return accepted,
         };
-        Ok(Accepted { redis, documents })
+        let primaries = link.missing_behind(&error, MISSING).await;
+        if primaries.is_empty() {
+            return Err(error.into());
+        }
+        warn!(%error, ?primaries, "the formats of the data in Redis are not known yet; reading them when their primary answers");
+        Ok(Accepted { redis: None, documents: self.accept_documents(mongo).await? })
     }
 
     /// Marks the data. A full Redis, and a MongoDB that does not answer, are marked later.
     pub(super) async fn mark(&mut self, link: &Link, mongo: Option<&Mongo>, found: &Accepted) {
-        if let Err(error) = formats::mark(link, &found.redis, &self.all, &self.clock).await {
+        self.redis_is_accepted = found.redis.is_some();
+        if let Some(marks) = &found.redis
+            && let Err(error) = formats::mark(link, marks, &self.all, &self.clock).await
+        {
             warn!(%error, "cannot mark the data in Redis with its formats; retrying");
         }
         if let (Some(mongo), Some(marks)) = (mongo, &found.documents) {
@@ -105,8 +139,8 @@ impl Formats {
         marked.is_ok()
     }
 
-    /// Keeps the marks of this version in the data, until the soft stop. Stops the instance if
-    /// MongoDB, which did not answer at the start, has documents of a later version.
+    /// Keeps the marks of this version in the data, until the soft stop. Stops the instance if a store
+    /// that did not answer at the start has data of a later version.
     pub(super) fn kept(
         &self,
         link: Arc<Link>,
@@ -117,6 +151,7 @@ impl Formats {
         let mut known = Self {
             all: self.all.clone(),
             clock: Arc::clone(&self.clock),
+            redis_is_accepted: self.redis_is_accepted,
             mongo_is_marked: self.mongo_is_marked,
             refused: Arc::clone(&self.refused),
         };
@@ -129,14 +164,29 @@ impl Formats {
                     () = shutdown.soft.cancelled() => return,
                     () = tokio::time::sleep(LOOK) => {}
                 }
-                match formats::keep(&link, &known.all, &known.clock).await {
-                    Ok(marks) => {
-                        let found = marks.accept(known.all(), &formats::place(link.prefix()));
-                        if let (Err(error), false) = (found, told) {
+                // Data that was not accepted yet is not marked.
+                let marks = if known.redis_is_accepted {
+                    formats::keep(&link, &known.all, &known.clock).await
+                } else {
+                    formats::look(&link).await
+                };
+                match marks {
+                    Ok(marks) => match marks.accept(known.all(), &formats::place(link.prefix())) {
+                        Ok(()) if known.redis_is_accepted => {}
+                        Ok(()) => {
+                            known.redis_is_accepted = true;
+                            let (all, clock) = (&known.all, &known.clock);
+                            if let Err(error) = formats::mark(&link, &marks, all, clock).await {
+                                debug!(%error, "cannot mark the data in Redis with its formats; retrying");
+                            }
+                        }
+                        Err(error) if !known.redis_is_accepted => known.refuse(error, &shutdown),
+                        Err(error) if !told => {
                             warn!(%error, "a later version writes this data too; replace this process");
                             told = true;
                         }
-                    }
+                        Err(_) => {}
+                    },
                     Err(error) => debug!(%error, "cannot keep the formats of the data in Redis"),
                 }
                 if let (false, Some(mongo)) = (known.mongo_is_marked, &mongo) {
@@ -145,15 +195,18 @@ impl Formats {
                         Ok(Some(marks)) => {
                             known.mongo_is_marked = known.mark_mongo(mongo, &marks).await;
                         }
-                        Err(error) => {
-                            error!(%error, "stopping");
-                            let _ = known.refused.set(error);
-                            shutdown.soft.cancel();
-                        }
+                        Err(error) => known.refuse(error, &shutdown),
                     }
                 }
             }
         }
+    }
+
+    /// Ends the instance: a later version wrote its data.
+    fn refuse(&self, error: TooNew, shutdown: &Shutdown) {
+        error!(%error, "stopping");
+        let _ = self.refused.set(error);
+        shutdown.soft.cancel();
     }
 
     /// Why the instance ended, if a later version wrote its data.

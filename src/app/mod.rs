@@ -154,7 +154,8 @@ struct Links {
     /// Calls that may be slow or rare: operators' reads and changes, listings, dead letters,
     /// audits, samples. Pooled: a large answer delays no other call.
     admin: Arc<Link>,
-    /// Due events: their answers are large, and they do not wait for reads of operators and tenants.
+    /// Due events, and large slices whose leases receivers complete over HTTP: the answers are large, and
+    /// do not wait for reads of operators and tenants.
     due: Arc<Link>,
 }
 
@@ -206,7 +207,8 @@ impl App {
         };
         let mut formats = Formats::new(&products, &plans, &clock);
         let mongo = needs.mongo.as_ref().ok();
-        let accepted = reach::again(async || formats.accept(&links.admin, mongo).await).await?;
+        let accepted = reach::again(async || formats.accept(&links.admin, mongo).await).await;
+        let accepted = formats.or_later(accepted, &links.admin, mongo).await?;
         let signing_key = reach::again(async || register(&links.admin, &config).await).await?;
         if let Err(error) = memory::observe(&links.admin, &needs.quotas).await {
             debug!(%error, "cannot ask Redis for its memory; asking again");

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use super::{AppError, RESPONSE_TIMEOUT};
 use crate::config::Config;
 use crate::queue::FAIR_SLICE_US;
-use crate::redis::{Link, RedisError, Target};
+use crate::redis::{Link, RedisError, Serving, Target};
 
 /// How long a start waits for a Redis that is unavailable.
 const AVAILABLE: Duration = Duration::from_secs(5);
@@ -24,10 +24,13 @@ const LOADED: Duration = Duration::from_secs(60);
 const SLOW: Duration = Duration::from_secs(15);
 /// After this time without an answer, a start says that it waits.
 const SILENT: Duration = Duration::from_secs(1);
+/// How long the primaries of a cluster are asked which of them serve.
+const SERVING: Duration = Duration::from_secs(2);
 /// Pause between two tries.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Returns when the Redis at `redis.url` answers. A private one is started later.
+/// Returns when the Redis at `redis.url` answers; of a cluster, when one primary serves. A private one is
+/// started later.
 ///
 /// # Errors
 /// If Redis is still unavailable after 5 s, without an answer after 15 s, still loading after 60 s, or
@@ -40,11 +43,12 @@ pub(super) async fn redis(config: &Config) -> Result<(), AppError> {
     config.check()?;
     let certificates = config.redis.certificates()?;
     let target = Target::open(url, certificates.as_ref()).map_err(AppError::RedisUrl)?;
+    let target = target.with_prefix(config.redis.prefix.clone());
     let link = Link::new(target, Vec::new(), FAIR_SLICE_US, RESPONSE_TIMEOUT);
     let start = Instant::now();
     let mut said = None;
     loop {
-        let mut asking = pin!(link.command("PING", redis::cmd("PING")));
+        let mut asking = pin!(ask(&link));
         let answer = if let Ok(answer) = timeout(SILENT, asking.as_mut()).await {
             answer
         } else {
@@ -56,11 +60,16 @@ pub(super) async fn redis(config: &Config) -> Result<(), AppError> {
             }
             asking.await
         };
-        let Err(error) = answer else {
-            if said.is_some() {
-                info!("Redis answers: starting");
+        let error = match answer {
+            Ok(primaries) => {
+                if !primaries.is_empty() {
+                    warn!(?primaries, "starting although these primaries of Redis do not answer");
+                } else if said.is_some() {
+                    info!("Redis answers: starting");
+                }
+                return Ok(());
             }
-            return Ok(());
+            Err(error) => error,
         };
         // A server that is busy with its data may also not answer in time.
         let patience = patience(&error).map(|patience| patience.max(said.unwrap_or_default()));
@@ -74,6 +83,26 @@ pub(super) async fn redis(config: &Config) -> Result<(), AppError> {
         }
         sleep(RETRY).await;
     }
+}
+
+/// Asks Redis whether it answers. Returns the primaries of a cluster that do not although others serve:
+/// their bots wait, and all others must not.
+async fn ask(link: &Link) -> Result<Vec<String>, RedisError> {
+    if link.target().is_cluster() {
+        let Serving { primaries, silent } = link.serving(SERVING).await;
+        if primaries > 0 && silent.is_empty() {
+            return Ok(silent);
+        }
+        if primaries > 0 {
+            // One that refuses for good, for example because it is too old, is not missing.
+            return match link.command("PING", redis::cmd("PING")).await {
+                Err(error) if patience(&error).is_none() => Err(error),
+                _ => Ok(silent),
+            };
+        }
+    }
+    // If none serves, the refusal says why.
+    link.command("PING", redis::cmd("PING")).await.map(|_| Vec::new())
 }
 
 /// Asks Redis again while it is unavailable: it is slow, or it restarts. Nothing else waits for it.

@@ -24,9 +24,9 @@ use crate::reload::{self, Reloads};
 /// names, and needs SIGHUP or `POST /v1/reload`.
 ///
 /// At the start it waits up to 5 s for a Redis that is unavailable, up to 15 s for one that does not
-/// answer, and up to 60 s for one that loads its data. It waits without a limit for a private Redis that
-/// loads its data, or a private MongoDB that recovers its data: a second signal or the end of
-/// `shutdown_grace` ends this wait.
+/// answer, and up to 60 s for one that loads its data. In a cluster, one primary that serves suffices, unless
+/// the signing key or the number of shards is on another one. It waits without a limit for a private Redis that loads its data, or a
+/// private MongoDB that recovers its data: a second signal or the end of `shutdown_grace` ends this wait.
 ///
 /// systemd is told when the process is ready and when it stops, if it started the process with
 /// `Type=notify`.

@@ -132,7 +132,9 @@ impl Site {
             let recorder = plan.recorder(&plan.queue(config, &links.admin), clock, spawn);
             plan.open(plan.queue(config, &links.prompt), recorder)
         };
-        let leases = OpenLeases::new(signing_key, clock, plans.iter().map(open));
+        // Its answers may be large, and it waits for no operator.
+        let large = Arc::clone(&links.due);
+        let leases = OpenLeases::new(signing_key, clock, large, plans.iter().map(open));
         self.control.0.cursors.sign_with(signing_key.clone());
         access.sign_sessions(signing_key.clone(), Arc::clone(clock));
         let (shards, kinds) = (config.redis.shards, self.needs.kinds.clone());
@@ -219,7 +221,7 @@ impl Site {
     ) {
         let plans = std::mem::take(&mut self.plans);
         let problems = Arc::new(self.problems(&self.links.prompt, mongodb));
-        let Self { config, roles, clock, target, links, signing_key, services, needs, .. } = self;
+        let Self { config, roles, clock, links, signing_key, services, needs, .. } = self;
         let (tracer, window) = (&self.tracer, config.bus.dedup);
         let activity = Arc::new(Activity::default());
         let (mut listening, mut sampled, mut routes) = (Vec::new(), Vec::new(), Vec::new());
@@ -267,7 +269,7 @@ impl Site {
         let (key, link) = (signing_key.clone(), Arc::clone(&links.admin));
         shutdown.spawn(self.formats.kept(Arc::clone(&link), needs.mongo.clone().ok(), shutdown));
         shutdown.spawn(keep_key(key, link, shutdown.clone()));
-        shutdown.spawn(wake::listen(target.clone(), listening, shutdown.clone()));
+        shutdown.spawn(wake::listen(listening, shutdown.clone()));
         let quotas = needs.quotas.clone();
         shutdown.spawn(memory::watch(Arc::clone(&links.admin), quotas, shutdown.clone()));
         shutdown.spawn(findings::watch(problems, Arc::clone(&activity), shutdown.clone()));

@@ -236,19 +236,22 @@ impl Editor {
         self.mongo.read(self.read_timeout, self.automations.store().get(bot, id)).await
     }
 
-    /// The profile of a subscriber; without a sequence if there is none, or if it was deleted.
+    /// The profile of a subscriber; without a sequence if there is none, or if it was deleted. It has no
+    /// decisions. It may be large, or wait for large ones, so a profile that is late opens no breaker.
     ///
     /// # Errors
     /// If MongoDB does not answer in time or refuses.
+    ///
+    /// # Cancel safety
+    /// The place in the line of large reads is lost.
     pub(crate) async fn subscriber(
         &self,
         bot: &BotId,
         subscriber: &str,
     ) -> Result<Kept, Unanswered<MongoError>> {
-        let subscribers = [subscriber];
-        let kept = self.automations.subscribers().read(bot, &subscribers);
-        let kept = self.mongo.read(self.read_timeout, kept).await?;
-        Ok(kept.into_iter().next().filter(|kept| !kept.gone).unwrap_or_default())
+        let kept = self.automations.subscribers().shown(bot, subscriber);
+        let kept = self.mongo.read_much(self.read_timeout, kept).await?;
+        Ok(if kept.gone { Kept::default() } else { kept })
     }
 
     pub(crate) fn queue(&self) -> &Queue {

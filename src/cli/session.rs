@@ -46,7 +46,19 @@ impl Session {
         config: Config,
         act: impl AsyncFnOnce(&Self) -> Result<T, CliError>,
     ) -> Result<T, CliError> {
-        Self::within(TIMEOUT, config, act).await
+        Self::within(TIMEOUT, false, config, act).await
+    }
+
+    /// The same with short timeouts, for a command that changes nothing. In a cluster, the primary that has
+    /// the number of shards may be missing: the configuration is trusted then.
+    ///
+    /// # Cancel safety
+    /// As for [`Self::with`].
+    pub(super) async fn only_looking<T>(
+        config: Config,
+        act: impl AsyncFnOnce(&Self) -> Result<T, CliError>,
+    ) -> Result<T, CliError> {
+        Self::within(BRIEF, true, config, act).await
     }
 
     /// The same with short timeouts.
@@ -57,11 +69,12 @@ impl Session {
         config: Config,
         act: impl AsyncFnOnce(&Self) -> Result<T, CliError>,
     ) -> Result<T, CliError> {
-        Self::within(BRIEF, config, act).await
+        Self::within(BRIEF, false, config, act).await
     }
 
     async fn within<T>(
         limit: Duration,
+        trusts: bool,
         config: Config,
         act: impl AsyncFnOnce(&Self) -> Result<T, CliError>,
     ) -> Result<T, CliError> {
@@ -69,7 +82,7 @@ impl Session {
         let result = async {
             let target = redis.target()?.with_prefix(config.redis.prefix.clone());
             let target = target.with_wait(config.redis.wait());
-            let session = Self::open(config, target, limit).await?;
+            let session = Self::open(config, target, limit, trusts).await?;
             act(&session).await
         }
         .await;
@@ -77,10 +90,21 @@ impl Session {
         result
     }
 
-    async fn open(config: Config, target: Target, limit: Duration) -> Result<Self, CliError> {
+    /// `trusts`: the configuration has the number of shards if its primary is missing.
+    async fn open(
+        config: Config,
+        target: Target,
+        limit: Duration,
+        trusts: bool,
+    ) -> Result<Self, CliError> {
         let server = Server::new(target.clone(), limit);
         let configured = config.redis.shards;
-        let stored = server.shards().await?;
+        let stored = server.shards().await;
+        let stored = if trusts {
+            unless_missing(server.link(), stored).await?.unwrap_or(Some(configured))
+        } else {
+            stored?
+        };
         if stored.is_none() {
             notice_others(&server).await;
         }
@@ -95,7 +119,13 @@ impl Session {
         let looking = Arc::new(Link::new(target, Vec::new(), FAIR_SLICE_US, limit));
         if stored.is_some() {
             let place = formats::place(looking.prefix());
-            formats::look(&looking).await?.accept(products::formats(), &place)?;
+            let marks = formats::look(&looking).await;
+            let marks = if trusts {
+                unless_missing(&looking, marks).await?.unwrap_or_default()
+            } else {
+                marks?
+            };
+            marks.accept(products::formats(), &place)?;
         }
         Ok(Self { config, server, shards, looking })
     }
@@ -179,6 +209,19 @@ impl Session {
         let config = self.config.pipelines.get(name).cloned().unwrap_or_else(defaults);
         config.limits(self.shards)
     }
+}
+
+/// `None` if the primary that was asked is missing, while others of its cluster serve.
+async fn unless_missing<T>(
+    link: &Link,
+    read: Result<T, RedisError>,
+) -> Result<Option<T>, RedisError> {
+    let error = match read {
+        Ok(read) => return Ok(Some(read)),
+        Err(error) => error,
+    };
+    let missing = link.missing_behind(&error, BRIEF).await;
+    if missing.is_empty() { Err(error) } else { Ok(None) }
 }
 
 /// Prints a note if this Redis has data under other prefixes only: the user may mean one of those.

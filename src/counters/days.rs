@@ -76,7 +76,7 @@ impl Counters {
     /// seconds: a view of the bot has waited for MongoDB for longer than [`BEHIND`] and `linger`, or
     /// Redis does not tell. While the clock of Redis is set back, no view seems to wait.
     pub(crate) async fn is_behind(&self, bot: &BotId) -> bool {
-        let waited = self.redis.read(self.read_timeout / 2, self.queue.waited(bot)).await;
+        let waited = self.redis(bot).read(self.read_timeout / 2, self.queue.waited(bot)).await;
         let linger = Duration::from_millis(self.queue.limits().linger_ms);
         waited.ok().is_none_or(|waited| waited > BEHIND + linger)
     }

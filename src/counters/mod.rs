@@ -25,7 +25,8 @@
 //! # Stores that hang
 //!
 //! A reader waits at most `counters.read_timeout`, and not at all for a store that is known to hang
-//! (`Breaker`). Redis gets half of the time, so that MongoDB can return totals in the other half. A
+//! (`Breaker`). Each server of a cluster has its own breaker, so one that hangs makes no totals of the
+//! others stale. Redis gets half of the time, so that MongoDB can return totals in the other half. A
 //! view has no such timeout for Redis, because only Redis can count it; views fail immediately once
 //! Redis has been silent for a second. For MongoDB a view waits only like a reader, because it also
 //! counts without a total.
@@ -33,6 +34,7 @@
 //! Reads of many documents are slow without a store that hangs. So they open no breaker, and take turns
 //! unless they share queries (`large`).
 
+mod breakers;
 mod days;
 pub(crate) mod exports;
 pub(crate) mod gauges;
@@ -56,6 +58,7 @@ use jiff::civil::Date;
 use tokio::time::Instant;
 use tracing::warn;
 
+use self::breakers::Breakers;
 pub(crate) use self::days::Days;
 use self::exports::{Exports, Turn};
 use self::import::{ImportError, Progress};
@@ -183,7 +186,7 @@ pub(crate) struct Counters {
     metrics: CounterMetrics,
     /// The timeout of readers.
     read_timeout: Duration,
-    redis: Arc<Breaker>,
+    redis: Arc<Breakers>,
     mongo: Arc<Breaker>,
     exports: Exports,
     large: Large,
@@ -197,7 +200,7 @@ impl Counters {
         calendar: Calendar,
         read_timeout: Duration,
     ) -> Self {
-        let (redis, mongo) = (Breaker::new("redis"), Breaker::new("mongodb"));
+        let (redis, mongo) = (Breakers::new(), Breaker::new("mongodb"));
         let (redis, mongo) = (Arc::new(redis), Arc::new(mongo));
         let metrics = CounterMetrics::new();
         let (exports, large) = (Exports::default(), Large::default());
@@ -220,7 +223,7 @@ impl Counters {
     ) -> Result<Option<u64>, CountersError> {
         let event = view::on_day(view::view(bot, ad, n), Some(self.today())).encode();
         let views = NewViews { bot, ad, n, event: &event, key };
-        let counted = self.redis.write(self.queue.increment_if_exists(views)).await?;
+        let counted = self.redis(bot).write(self.queue.increment_if_exists(views)).await?;
         let mut acked = match counted {
             Viewed::Counted(total) => {
                 self.metrics.cache_hits.increment(1);
@@ -242,6 +245,11 @@ impl Counters {
             Viewed::Counted(total) => Ok(self.counted(n, total)),
             Viewed::Ask(_) => unreachable!("without a stored total, the script always counts"),
         }
+    }
+
+    /// The breaker of the server of Redis that has the keys of a bot.
+    fn redis(&self, bot: &BotId) -> Arc<Breaker> {
+        self.redis.of(self.queue.link().holder(self.queue.keys_of(bot)))
     }
 
     fn counted(&self, n: u64, total: Option<u64>) -> Option<u64> {
@@ -290,7 +298,8 @@ impl Counters {
     /// If neither store answers in time.
     pub(crate) async fn totals(&self, bot: &BotId, ads: &[AdId]) -> Result<Totals, CountersError> {
         let until = Instant::now() + self.read_timeout;
-        let book = match self.redis.read(self.read_timeout / 2, self.queue.book(bot, ads)).await {
+        let book = self.redis(bot).read(self.read_timeout / 2, self.queue.book(bot, ads)).await;
+        let book = match book {
             Ok(book) => book,
             Err(redis) => {
                 let Ok(stored) = self.ask(bot, ads, until).await else { return Err(redis.into()) };
@@ -343,7 +352,7 @@ impl Counters {
             doubt = false;
             // If an ad has no queued views, MongoDB contained all its views before it was asked.
             let progress = if missing.iter().any(|&at| is_queued(book.known[at])) {
-                Some(self.redis.read(left(), self.queue.progress(bot)).await)
+                Some(self.redis(bot).read(left(), self.queue.progress(bot)).await)
             } else {
                 None
             };
@@ -375,7 +384,7 @@ impl Counters {
                 return Ok(doubt);
             }
             tokio::time::sleep(pause).await;
-            book = self.redis.read(left(), self.queue.book(bot, ads)).await?;
+            book = self.redis(bot).read(left(), self.queue.book(bot, ads)).await?;
         }
         Ok(doubt)
     }
@@ -391,7 +400,7 @@ impl Counters {
         with: &Replacement,
     ) -> Result<(), CountersError> {
         let event = view::replacement(bot, ad, with);
-        self.redis.write(self.queue.replace_counter(bot, ad, with.total, &event)).await?;
+        self.redis(bot).write(self.queue.replace_counter(bot, ad, with.total, &event)).await?;
         Ok(())
     }
 

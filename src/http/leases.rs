@@ -35,6 +35,7 @@ impl From<LeaseError> for Problem {
         match error {
             LeaseError::NoSuch => Self::new(Kind::NoLease, detail),
             LeaseError::Gone => Self::new(Kind::LeaseGone, detail),
+            LeaseError::Busy => Self::new(Kind::Quota, detail).retry_after(1),
             LeaseError::Ack { .. } => {
                 let field = Some("ack".to_owned());
                 let errors = vec![Flaw { index: None, field, detail: detail.clone() }];

@@ -175,9 +175,8 @@ fn room(shared: &Shared, scaler: &mut Scaler, now: Duration) -> (usize, usize) {
 
 /// The share of the full work that the slowest store allows.
 fn share(shared: &Shared) -> f64 {
-    let redis = shared.queue.link().pressure();
-    let stores = shared.stores.iter().chain([redis]);
-    stores.map(|store| store.share()).fold(1.0, f64::min)
+    let redis = shared.queue.link().share(shared.queue.shards());
+    shared.stores.iter().map(|store| store.share()).fold(redis, f64::min)
 }
 
 /// A slow store does not become faster if more workers wait for it.

@@ -9,6 +9,12 @@
 //! can complete, fail and extend the lease then too. But events that such an extension acknowledges
 //! are committed only after the handover, because the worker still counts from the start of the
 //! slice.
+//!
+//! In a process, the calls for a bot run one after the other. A receiver may make any number of them, and
+//! each may read the events of the slice, up to 4 MiB. So only the first call that ends a lease reads
+//! them, and the others see that the lease has ended. All calls together read few large slices at a time.
+
+mod line;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,6 +23,7 @@ use std::time::Duration;
 
 use redis::{Pipeline, Value};
 
+use self::line::{BotLines, Line, Place};
 use super::Settings;
 use super::note::{Of, Tried};
 use super::settle::{Fitness, Policy, Settlement, given_up, settle};
@@ -30,11 +37,24 @@ use crate::presence::Meter;
 use crate::queue::Queue;
 use crate::queue::capability::Capability;
 use crate::redis::scripts::{Attempts, Complete, Completion, Mode, Verdict};
-use crate::redis::{RedisError, Reply, ReplyError};
+use crate::redis::{Link, RedisError, Reply, ReplyError};
 use crate::signed_token::SigningKey;
 
 /// Number of attempts when another call changes the same lease concurrently.
 const TRIES: usize = 5;
+/// The slices of a queue of more bytes are large. A small one is read over the connection of short calls,
+/// which wait behind it.
+const SMALL_BYTES: u64 = 256 << 10;
+/// The scripts count the bytes of a queue that has an event of 64 KiB. So many smaller ones are read in one
+/// call.
+const UNCOUNTED_EVENTS: usize = 8;
+/// Maximum number of large slices that are read at a time from a server: half of the pooled connections.
+const LARGE_RUNNING: usize = 4;
+/// Maximum number of calls that wait for that. With those that read, they have half of the places of their
+/// class (`admission::CRITICAL_MAX`).
+const LARGE_WAITING: usize = 124;
+/// Number of lines for large slices: a slow server of a cluster delays no calls for others.
+const LARGE_LINES: usize = 8;
 
 /// Why a lease cannot be completed, failed or extended. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +75,11 @@ pub(crate) enum LeaseError {
         /// Number of events in the slice.
         n: usize,
     },
+    /// As many calls wait as may.
+    #[error(
+        "nothing was changed: as many calls for leases of this bot, or for large slices, wait here as may; retry later, those for one bot one after the other"
+    )]
+    Busy,
     /// Redis failed.
     #[error(transparent)]
     Store(#[from] RedisError),
@@ -78,6 +103,7 @@ pub(crate) struct OpenPipeline {
     meter: Arc<Meter>,
     /// Keeps attempts for operators.
     recorder: Option<Recorder>,
+    calls: BotLines,
 }
 
 impl OpenPipeline {
@@ -88,7 +114,7 @@ impl OpenPipeline {
         recorder: Option<Recorder>,
     ) -> Self {
         let metrics = PipelineMetrics::new(queue.name());
-        Self { queue, settings, metrics, meter, recorder }
+        Self { queue, settings, metrics, meter, recorder, calls: BotLines::default() }
     }
 }
 
@@ -96,6 +122,8 @@ impl OpenPipeline {
 pub(crate) struct OpenLeases {
     key: SigningKey,
     clock: SharedClock,
+    /// Reads large slices: a pooled link, and the line before it.
+    large: (Arc<Link>, [Line; LARGE_LINES]),
     pipelines: HashMap<PipelineName, OpenPipeline>,
 }
 
@@ -110,6 +138,8 @@ struct Current {
     acked: usize,
     handed: bool,
     attempts: Attempts,
+    /// Bytes of the queue; `None`: not counted, because it has few and small events.
+    queued_bytes: Option<u64>,
 }
 
 /// A lease with its pipeline.
@@ -119,14 +149,18 @@ struct Open<'a> {
 }
 
 impl OpenLeases {
+    /// `large` is a pooled link, for large slices. Other calls use the links of the queues.
     pub(crate) fn new(
         key: &SigningKey,
         clock: &SharedClock,
+        large: Arc<Link>,
         pipelines: impl IntoIterator<Item = OpenPipeline>,
     ) -> Self {
         let named = pipelines.into_iter().map(|open| (open.queue.name().clone(), open));
         let (key, clock) = (key.clone(), Arc::clone(clock));
-        Self { key, clock, pipelines: named.collect() }
+        let lines = std::array::from_fn(|_| Line::new(LARGE_RUNNING, LARGE_WAITING));
+        let large = (large, lines);
+        Self { key, clock, large, pipelines: named.collect() }
     }
 
     /// Completes a lease: the first `ack` events of the slice are done, or all. The others are
@@ -189,10 +223,12 @@ impl OpenLeases {
     ) -> Result<Extended, LeaseError> {
         let open = self.find(lease)?;
         let ack = open.ack(ack)?.unwrap_or(0);
+        let line = open.pipeline.calls.of(&open.capability.bot);
+        let _turn = line.take().await?;
         for _ in 0..TRIES {
             let current = open.current().await?;
             let n = if current.handed { ack.saturating_sub(current.acked) } else { 0 };
-            let records = open.records(n).await?;
+            let (records, _place) = self.records(&open, &current, n).await?;
             let mode = Mode::Keep { ttl_ms: open.capability.ttl_ms };
             let settlement = Settlement { mode, ..self.settled(&open, n) };
             if open.commit(&current, &settlement, &records).await? {
@@ -217,6 +253,8 @@ impl OpenLeases {
         open: &Open<'_>,
         answer: impl Fn(usize) -> Result<Outcomes, Failure>,
     ) -> Result<(), LeaseError> {
+        let line = open.pipeline.calls.of(&open.capability.bot);
+        let _turn = line.take().await?;
         for _ in 0..TRIES {
             let current = open.current().await?;
             let left = open.capability.n.saturating_sub(current.acked);
@@ -225,8 +263,9 @@ impl OpenLeases {
             let answer = if left == 0 { Ok(Outcomes::done()) } else { answer(current.acked) };
             let settlement = settle(&vec![Fitness::Fit; left], answer, policy);
             // The note of a failure names all events that were tried.
-            let tried = if settlement.failure.is_some() { left } else { settlement.settled };
-            let records = open.records(tried).await?;
+            let notes_all = settlement.failure.is_some() && open.pipeline.recorder.is_some();
+            let tried = if notes_all { left } else { settlement.settled };
+            let (records, place) = self.records(open, &current, tried).await?;
             if open.commit(&current, &settlement, &records).await? {
                 let slice = vec![Fitness::Fit; left];
                 if let Some(given_up) = given_up(&slice, &settlement.exceptions) {
@@ -243,6 +282,7 @@ impl OpenLeases {
                 let done = sequences(&records).take(settlement.settled);
                 settlement.tally.record(&open.pipeline.metrics, done, now);
                 open.note(&records, current.attempts, now, &settlement);
+                drop((records, place));
                 settlement.count(&pipeline.meter, now);
                 let bot = (&open.capability.bot, false);
                 settlement.note_failure(&pipeline.queue, bot, None, now).await;
@@ -250,6 +290,42 @@ impl OpenLeases {
             }
         }
         Err(LeaseError::Gone)
+    }
+
+    /// The records of the next `n` events, for their bytes, the metrics and the log. Large ones have a
+    /// place as long as they are in memory.
+    async fn records(
+        &self,
+        open: &Open<'_>,
+        current: &Current,
+        n: usize,
+    ) -> Result<(Vec<Vec<u8>>, Option<Place<'_>>), LeaseError> {
+        if n == 0 {
+            return Ok((Vec::new(), None));
+        }
+        let (queue, bot) = (&open.pipeline.queue, &open.capability.bot);
+        let keys = queue.keys(queue.shard_of(bot));
+        let (link, place) = if current.queued_bytes.is_some_and(|bytes| bytes > SMALL_BYTES) {
+            let (link, of_servers) = &self.large;
+            let server = queue.link().holder(keys) % LARGE_LINES;
+            (link, Some(of_servers[server].take().await?))
+        } else {
+            (queue.link(), None)
+        };
+        // The queue changes meanwhile only by calls of other processes, and then the commit finds that.
+        let page = current.queued_bytes.map_or(UNCOUNTED_EVENTS, |_| n);
+        let misread = |source| LeaseError::Store(link.misread("LRANGE", source));
+        let mut records = Vec::with_capacity(n);
+        for first in (0..n).step_by(page) {
+            let mut command = redis::cmd("LRANGE");
+            command.arg(keys.queue(bot)).arg(first).arg((first + page).min(n) - 1);
+            let answer = link.command("LRANGE", command).await?;
+            let mut reply = Reply::new(answer).map_err(misread)?;
+            while reply.len() > 0 {
+                records.push(reply.bytes().map_err(misread)?.unwrap_or_default());
+            }
+        }
+        Ok((records, place))
     }
 
     /// Commits the first `n` remaining events.
@@ -288,13 +364,15 @@ impl Open<'_> {
         let queue = &self.pipeline.queue;
         let bot = &self.capability.bot;
         let keys = queue.keys(queue.shard_of(bot));
-        let mut pipe = Pipeline::with_capacity(2);
+        let mut pipe = Pipeline::with_capacity(3);
         pipe.cmd("HGET").arg(keys.owners()).arg(bot.as_str());
         pipe.cmd("HGET").arg(keys.attempts()).arg(bot.as_str());
+        pipe.cmd("HGET").arg(keys.held()).arg(format!("q{bot}"));
         let values = queue.link().run_checked("HGET", &pipe).await?;
         let misread = |source| LeaseError::Store(queue.link().misread("HGET", source));
         let mut reply = Reply::new(Value::Array(values)).map_err(misread)?;
         let (own, att) = (reply.text().map_err(misread)?, reply.text().map_err(misread)?);
+        let queued_bytes = reply.optional().map_err(misread)?;
         let mut parts = own.split('|').map(str::parse::<u64>);
         let mut part = || parts.next().and_then(Result::ok);
         let (Some(fence), Some(acked), Some(_), Some(state)) = (part(), part(), part(), part())
@@ -307,25 +385,7 @@ impl Open<'_> {
         let attempts =
             Attempts::parse(&att).ok_or_else(|| misread(ReplyError::unexpected("att", &att)))?;
         let acked = usize::try_from(acked).unwrap_or(usize::MAX);
-        Ok(Current { acked, handed: state == 2, attempts })
-    }
-
-    /// The records of the next `n` events, for the metrics and the log.
-    async fn records(&self, n: usize) -> Result<Vec<Vec<u8>>, LeaseError> {
-        let queue = &self.pipeline.queue;
-        let bot = &self.capability.bot;
-        let mut records = Vec::with_capacity(n);
-        if n > 0 {
-            let mut command = redis::cmd("LRANGE");
-            command.arg(queue.keys(queue.shard_of(bot)).queue(bot)).arg(0).arg(n - 1);
-            let value = queue.link().command("LRANGE", command).await?;
-            let misread = |source| LeaseError::Store(queue.link().misread("LRANGE", source));
-            let mut reply = Reply::new(value).map_err(misread)?;
-            while reply.len() > 0 {
-                records.push(reply.bytes().map_err(misread)?.unwrap_or_default());
-            }
-        }
-        Ok(records)
+        Ok(Current { acked, handed: state == 2, attempts, queued_bytes })
     }
 
     /// Notes how the lease ended.

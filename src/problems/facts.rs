@@ -25,6 +25,8 @@ const PINGING: Duration = Duration::from_millis(500);
 const CONCURRENT: usize = 4;
 /// Number of the newest dead letters that are looked at, of each pipeline.
 const LETTERS: usize = 20;
+/// The part of the processes.
+pub(super) const PROCESSES: &str = "the processes";
 
 /// Where the facts are read: the connections and the configuration of a process or a command.
 pub(crate) trait Site: Sync {
@@ -56,6 +58,9 @@ pub(crate) trait Site: Sync {
 #[derive(Debug, Serialize)]
 pub(crate) struct Facts {
     pub(crate) redis: RedisFacts,
+    /// Whether all else was looked at in spite of an error of Redis.
+    #[serde(skip)]
+    pub(super) others_seen: bool,
     pub(crate) streams: Vec<StreamView>,
     /// The buses beside Redis.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -94,7 +99,7 @@ pub(crate) struct RedisFacts {
     pub(crate) refuses_writes: bool,
     /// The number of replicas that must confirm a write (`redis.wait_replicas`); 0: none.
     pub(crate) wait_replicas: u8,
-    /// Why it does not answer.
+    /// Why it does not answer, or which primaries of a cluster do not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
     /// Whether `error` concerns only some primaries of a cluster, and others answer.
@@ -172,7 +177,8 @@ impl Facts {
     pub(crate) async fn read(site: &impl Site) -> Self {
         let (link, limit) = (site.link(), Limit::new());
         let mut facts = Self::empty(site);
-        let pinged = limit.of(ping(site.prompt())).await;
+        let prompt = site.prompt();
+        let (pinged, missing) = tokio::join!(limit.of(ping(prompt)), prompt.missing(LIMIT));
         // Behind sentinels, the primary is known from here on.
         let target = link.target();
         let mut redis = RedisFacts {
@@ -186,31 +192,40 @@ impl Facts {
                 (redis.ping_ms, redis.refuses_writes) = (Some(millis(took)), !writes);
             }
             // Every other part would wait in vain.
-            Err(error) => {
+            Err(error) if missing.is_empty() => {
                 facts.redis = RedisFacts { error: Some(error), ..redis };
                 return facts;
             }
+            Err(_) => {
+                redis.error = Some(missing.join(", "));
+                (redis.others_answer, facts.others_seen) = (true, true);
+            }
         }
+        let is_whole = redis.error.is_none();
         let (info, processes, invalid, streams) = tokio::join!(
-            limit.of(fullest(link)),
+            limit.of(state(link, is_whole)),
             limit.of(presence::processes(link)),
             limit.of(invalid_entries(link)),
             join_all(site.streams().iter().map(|name| limit.of(StreamView::read(link, name)))),
         );
         // It stopped to answer behind the ping. With a full disk it answers, but it refuses the
         // scripts of new connections.
-        if let (Err(error), Err(_), false) = (&info, &processes, redis.refuses_writes) {
+        if is_whole && let (Err(error), Err(_), false) = (&info, &processes, redis.refuses_writes) {
             facts.redis = RedisFacts { error: Some(error.clone()), ..redis };
             return facts;
         }
-        redis.info = facts.part("the state of Redis", info);
+        redis.info = facts.part("the state of Redis", info).flatten();
         facts.redis = redis;
         facts.invalid = facts.part("unreadable bus entries", invalid).unwrap_or_default();
         for (name, view) in site.streams().iter().zip(streams) {
             let view = facts.part(&format!("bus stream {name}"), view);
             facts.streams.extend(view);
         }
-        let Some(processes) = facts.part("the processes", processes) else { return facts };
+        let processes = match facts.part(PROCESSES, processes) {
+            None if is_whole => return facts,
+            // In a cluster, one primary has them.
+            processes => processes.unwrap_or_default(),
+        };
         let names = facts.part("the list of pipelines", limit.of(site.pipelines()).await);
         for names in names.unwrap_or_default().chunks(CONCURRENT) {
             let mut looks = Vec::with_capacity(names.len());
@@ -231,6 +246,7 @@ impl Facts {
     pub(crate) fn unavailable(target: String, error: String, now: Duration) -> Self {
         Self {
             redis: RedisFacts { target, error: Some(error), ..RedisFacts::default() },
+            others_seen: false,
             streams: Vec::new(),
             buses: Vec::new(),
             invalid: 0,
@@ -241,6 +257,16 @@ impl Facts {
             not_seen: Vec::new(),
             now_ms: millis(now),
         }
+    }
+
+    /// Why nothing but Redis was looked at; `None`: all was.
+    pub(crate) fn only_error(&self) -> Option<&str> {
+        self.redis.error.as_deref().filter(|_| !self.others_seen)
+    }
+
+    /// Whether it is known which processes run.
+    pub(super) fn knows_processes(&self) -> bool {
+        !self.not_seen.iter().any(|part| part.part == PROCESSES)
     }
 
     fn empty(site: &impl Site) -> Self {
@@ -324,11 +350,21 @@ async fn ping(link: &Link) -> Result<(Duration, bool), RedisError> {
 
 /// The state of Redis; in a cluster, of the primary with the highest share of its memory in use.
 pub(crate) async fn fullest(link: &Link) -> Result<ServerInfo, RedisError> {
-    let answers = link.ask_every("INFO", &redis::cmd("INFO")).await?;
+    Ok(state(link, true).await?.unwrap_or_default())
+}
+
+/// The same; unless `is_whole`, only of the primaries that answer. `None`: none does.
+async fn state(link: &Link, is_whole: bool) -> Result<Option<ServerInfo>, RedisError> {
+    let info = redis::cmd("INFO");
+    let answers = if is_whole {
+        link.ask_every("INFO", &info).await?
+    } else {
+        link.ask_serving(info, LIMIT).await
+    };
     let infos = answers.into_iter().map(|value| {
         ServerInfo::parse(&redis::from_redis_value::<String>(value).unwrap_or_default())
     });
-    Ok(ServerInfo::worst(infos).unwrap_or_default())
+    Ok(ServerInfo::worst(infos))
 }
 
 async fn invalid_entries(link: &Link) -> Result<u64, RedisError> {

@@ -44,6 +44,8 @@ pub(crate) fn find(facts: &Facts, viewer: Viewer<'_>) -> Vec<Finding> {
         Viewer::All => {
             if let Some(error) = &facts.redis.error {
                 found.push(unavailable(error, facts.redis.others_answer));
+            }
+            if facts.only_error().is_some() {
                 return found;
             }
             of_redis(facts, &mut found);
@@ -52,9 +54,10 @@ pub(crate) fn find(facts: &Facts, viewer: Viewer<'_>) -> Vec<Finding> {
             for pipeline in &facts.pipelines {
                 of_pipeline(facts, pipeline, &mut found);
             }
-            // Processes that run cannot register then, so after a while they seem gone.
-            if facts.redis.refuses_writes {
-                let needs_one = [Code::NoProcess, Code::NoReader, Code::NoWorkers];
+            // Processes that run cannot register in the first case, so after a while they seem gone.
+            if facts.redis.refuses_writes || !facts.knows_processes() {
+                let needs_one =
+                    [Code::NoProcess, Code::NoReader, Code::NoWorkers, Code::NotConfigured];
                 found.retain(|finding| !needs_one.contains(&finding.code));
             }
             if let [first, others @ ..] = &*facts.not_seen {

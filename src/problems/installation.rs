@@ -166,13 +166,11 @@ fn some_of(names: &[String], thing: &str) -> String {
 
 pub(super) fn of_processes(facts: &Facts, found: &mut Vec<Finding>) {
     if facts.processes.is_empty() {
-        if !facts.not_seen.iter().any(|part| part.part == "the processes") {
-            found.push(Finding::new(
-                Code::NoProcess,
-                "no `fairlane serve` runs, so nothing is read, handled or sent".to_owned(),
-                "fairlane serve".to_owned(),
-            ));
-        }
+        found.push(Finding::new(
+            Code::NoProcess,
+            "no `fairlane serve` runs, so nothing is read, handled or sent".to_owned(),
+            "fairlane serve".to_owned(),
+        ));
         return;
     }
     let without: Vec<String> = facts
@@ -225,8 +223,9 @@ pub(super) fn of_processes(facts: &Facts, found: &mut Vec<Finding>) {
 
 /// Processes that copy one bus stream for different pipelines.
 fn differing(facts: &Facts, found: &mut Vec<Finding>) {
-    let off_bus: BTreeSet<&PipelineName> =
-        facts.pipelines.iter().filter(|of| !of.takes_of_bus).map(|of| &of.name).collect();
+    // Of one that could not be looked at, this is not known.
+    let on_bus: BTreeSet<&PipelineName> =
+        facts.pipelines.iter().filter(|of| of.takes_of_bus).map(|of| &of.name).collect();
     let streams = facts.streams.iter().map(|view| &view.stream);
     for stream in streams.chain(facts.buses.iter().map(|view| &view.bus)) {
         let readers = facts.processes.iter().filter(|process| {
@@ -236,7 +235,7 @@ fn differing(facts: &Facts, found: &mut Vec<Finding>) {
         });
         let mut sets: BTreeMap<BTreeSet<&PipelineName>, Vec<&Process>> = BTreeMap::new();
         for process in readers {
-            let names = process.pipelines.keys().filter(|name| !off_bus.contains(name)).collect();
+            let names = process.pipelines.keys().filter(|name| on_bus.contains(name)).collect();
             sets.entry(names).or_default().push(process);
         }
         if sets.len() < 2 {

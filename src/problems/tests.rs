@@ -266,6 +266,39 @@ fn a_cluster_without_some_primaries_is_unavailable_for_their_bots_only() {
     assert_eq!(told(&facts), some);
 }
 
+#[test]
+fn while_some_primaries_do_not_answer_all_else_is_found_too() {
+    let mut facts = healthy();
+    (facts.redis.error, facts.redis.others_answer) = (Some("a:1".to_owned()), true);
+    info(&mut facts).append_only = false;
+    let codes = |facts: &Facts| -> Vec<Code> {
+        find(facts, Viewer::All).iter().map(|finding| finding.code).collect()
+    };
+    assert_eq!(codes(&facts), [Code::RedisUnavailable], "nothing else was looked at");
+    facts.others_seen = true;
+    assert_eq!(codes(&facts), [Code::RedisUnavailable, Code::RedisForgets]);
+
+    // The primary of the processes is the one that does not answer: they may run.
+    facts.processes.clear();
+    (facts.streams[0].unread, facts.pipelines[0].view.depth) = (Some(1), 1);
+    let state = PipelineState::Unconfigured;
+    let other = PipelineFacts { state, ..facts.pipelines[0].clone() };
+    facts.pipelines.push(other);
+    let (part, reason) = (facts::PROCESSES.to_owned(), "no answer".to_owned());
+    facts.not_seen.push(facts::NotSeen { part, reason });
+    let expected = [Code::RedisUnavailable, Code::RedisForgets, Code::NotSeen];
+    assert_eq!(codes(&facts), expected);
+}
+
+#[test]
+fn pipelines_that_could_not_be_looked_at_are_not_compared() {
+    let mut facts = healthy();
+    facts.processes.push(Process { pipelines: BTreeMap::new(), ..process() });
+    assert_eq!(find(&facts, Viewer::All)[0].code, Code::PipelinesDiffer);
+    facts.pipelines.clear();
+    assert_eq!(find(&facts, Viewer::All), []);
+}
+
 fn info(facts: &mut Facts) -> &mut ServerInfo {
     facts.redis.info.as_mut().unwrap()
 }

@@ -13,10 +13,12 @@ use super::Queue;
 use crate::caught::caught;
 use crate::id::{BotId, Shard};
 use crate::lifecycle::Shutdown;
-use crate::redis::{RedisError, Target, parse_score, timed_out};
+use crate::redis::{Link, RedisError, parse_score, timed_out};
 use crate::telemetry::{Outage, Recovered};
 
 const RECONNECT: Duration = Duration::from_millis(100);
+/// The longest wait between attempts to subscribe. While a cluster is down, each one asks all its primaries.
+const RECONNECT_MAX: Duration = Duration::from_millis(500);
 /// How long the answer to a subscription may take.
 const SUBSCRIBED_WITHIN: Duration = Duration::from_secs(3);
 /// Interval of pings. A ping is also sent when another connection of the process times out: a dead
@@ -80,26 +82,22 @@ impl Queue {
 }
 
 /// Listens until the soft stop.
-pub(crate) async fn listen(
-    target: Target,
-    pipelines: Vec<(Queue, Vec<Box<dyn Listener>>)>,
-    shutdown: Shutdown,
-) {
+pub(crate) async fn listen(pipelines: Vec<(Queue, Vec<Box<dyn Listener>>)>, shutdown: Shutdown) {
     let mut channels: HashMap<String, (usize, Shard)> = HashMap::new();
     for (index, (queue, _)) in pipelines.iter().enumerate() {
         for shard in queue.shard_count().shards() {
             channels.insert(queue.keys(shard).wake().to_owned(), (index, shard));
         }
     }
-    if channels.is_empty() {
-        return;
-    }
+    let Some(link) = pipelines.first().map(|(queue, _)| queue.link()) else { return };
     let outage = Outage::new(Duration::ZERO);
+    let mut pause = RECONNECT;
     loop {
         tokio::select! {
             biased;
             () = shutdown.soft.cancelled() => return,
-            result = session(&target, &channels, &pipelines, &outage) => {
+            result = session(link, &channels, &pipelines, &outage) => {
+                pause = pause_after(&result, pause);
                 let suppressed = outage.failed();
                 match (result, suppressed) {
                     (Err(error), Some(suppressed)) => {
@@ -115,19 +113,25 @@ pub(crate) async fn listen(
         tokio::select! {
             biased;
             () = shutdown.soft.cancelled() => return,
-            () = tokio::time::sleep(RECONNECT) => {}
+            () = tokio::time::sleep(pause) => {}
         }
     }
 }
 
-/// One subscription; returns without an error when the connection ends.
+/// The wait before the next attempt, which grows while no subscription can be made.
+fn pause_after(result: &Result<(), RedisError>, pause: Duration) -> Duration {
+    if result.is_ok() { RECONNECT } else { (pause * 2).min(RECONNECT_MAX) }
+}
+
+/// One subscription; returns without an error when the connection ends, or no messages reach it any more.
 async fn session(
-    target: &Target,
+    link: &Link,
     channels: &HashMap<String, (usize, Shard)>,
     pipelines: &[(Queue, Vec<Box<dyn Listener>>)],
     outage: &Outage,
 ) -> Result<(), RedisError> {
-    let mut subscriber = target.subscriber().await?;
+    let target = link.target();
+    let (mut subscriber, server) = link.subscriber().await?;
     let names: Vec<&String> = channels.keys().collect();
     // A server that is frozen accepts connections, and answers nothing.
     let answer = tokio::time::timeout(SUBSCRIBED_WITHIN, subscriber.subscribe(names)).await;
@@ -176,6 +180,10 @@ async fn session(
                 },
                 () = given_up => return,
             }
+            if !link.hears(&server).await {
+                info!(%server, "it left the cluster, or the cluster is down for it; subscribing anew");
+                return;
+            }
         }
     };
     tokio::select! {
@@ -188,6 +196,18 @@ async fn session(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_wait_grows_only_while_no_subscription_can_be_made() {
+        let failed = Err(RedisError::Connect { target: "a:1".to_owned(), source: timed_out() });
+        let mut pause = RECONNECT;
+        let mut waits = Vec::new();
+        for result in [&failed, &failed, &failed, &failed, &Ok(()), &failed] {
+            pause = pause_after(result, pause);
+            waits.push(pause.as_millis());
+        }
+        assert_eq!(waits, [200, 400, 500, 500, 100, 200]);
+    }
 
     #[test]
     fn messages_are_read_and_malformed_ones_passed_over() {

@@ -85,10 +85,12 @@ impl Link {
         }
         let sending = topology.nodes().iter().zip(&shares).map(async |(node, (pipe, units))| {
             if units.is_empty() {
-                Ok(Vec::new())
-            } else {
-                self.send(node, (pipe, lasting), units).await
+                return Ok(Vec::new());
             }
+            let begun = Instant::now();
+            let sent = self.send(node, (pipe, lasting), units).await;
+            node.latency().observe_wait(begun.elapsed());
+            sent
         });
         for (answer, (_, sent)) in join_all(sending).await.into_iter().zip(&shares) {
             let mut values = answer.map(Vec::into_iter);
@@ -313,5 +315,41 @@ fn ask_error(client: &redis::Client, source: redis::RedisError) -> RedisError {
             RedisError::Refused { target, command: "CLUSTER SLOTS", message }
         }
         None => connect_error(target, client, source),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::keys::ShardKeys;
+    use super::super::target::Target;
+    use super::*;
+    use crate::id::{PipelineName, ShardCount};
+
+    /// Its calls are quick, and then one ends with a timeout.
+    fn time_out(node: &Node) {
+        for _ in 0..100 {
+            node.latency().observe_wait(Duration::from_millis(1));
+        }
+        node.latency().observe_wait(Duration::from_secs(3));
+    }
+
+    #[test]
+    fn a_slow_primary_takes_no_workers_from_the_shards_of_the_others() {
+        let target = Target::new("redis+cluster://127.0.0.1:1,127.0.0.1:2").unwrap();
+        let (name, count) = (PipelineName::parse("test").unwrap(), ShardCount::new(8).unwrap());
+        let keys = |shard| ShardKeys::new(target.prefix(), &name, shard);
+        let shards: Vec<ShardKeys> = count.shards().map(keys).collect();
+        let link = Link::new(target.clone(), shards.clone(), 1_000, Duration::from_secs(1));
+        assert!(link.share(&shards) > 0.99, "no primary is known yet");
+
+        let range = |from, to, port| SlotRange { from, to, host: "127.0.0.1".to_owned(), port };
+        let topology = link.adopt(&[range(0, 8_191, 1), range(8_192, 16_383, 2)]);
+        let (first, second): (Vec<_>, Vec<_>) =
+            shards.iter().cloned().partition(|keys| keys.slot() < 8_192);
+        time_out(&topology.nodes()[0]);
+        let [all, slow, other] = [&shards, &first, &second].map(|shards| link.share(shards));
+        assert!(all > 0.99 && slow < 0.5 && other > 0.99, "{all}, {slow}, {other}");
+        time_out(&topology.nodes()[1]);
+        assert!(link.share(&shards) < 0.5, "all are slow");
     }
 }

@@ -6,12 +6,19 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::pressure::Pressure;
+
+/// A write that takes up to this long is never slow: it may hold hundreds of commands.
+const NEVER_SLOW: Duration = Duration::from_millis(50);
+
 /// How long calls of one server take at present.
 #[derive(Debug)]
 pub(super) struct Latency {
     began: Instant,
     present_us: AtomicU32,
     seen: Mutex<Lowest>,
+    /// Compares it with the usual latency.
+    pressure: Pressure,
 }
 
 #[derive(Debug)]
@@ -24,10 +31,21 @@ struct Lowest {
 impl Latency {
     pub(super) fn new() -> Self {
         let seen = Mutex::new(Lowest { second: 0, us: [u32::MAX; 2] });
-        Self { began: Instant::now(), present_us: AtomicU32::new(0), seen }
+        let pressure = Pressure::new(NEVER_SLOW);
+        Self { began: Instant::now(), present_us: AtomicU32::new(0), seen, pressure }
     }
 
-    /// Notes the latency of a call.
+    /// Notes how long a caller has waited, with the time to connect, whether there was an answer or not.
+    pub(super) fn observe_wait(&self, took: Duration) {
+        self.pressure.observe(took);
+    }
+
+    /// The share of the work for the server that should continue, see [`Pressure::share`].
+    pub(super) fn share(&self) -> f64 {
+        self.pressure.share()
+    }
+
+    /// Notes the latency of a call that was answered, without the time to connect.
     pub(super) fn observe(&self, took: Duration) {
         self.observe_at(took, self.began.elapsed());
     }

@@ -37,11 +37,7 @@ use super::target::{CONNECT_TIMEOUT, Target};
 use super::topology::Topology;
 use crate::id::Prefix;
 use crate::metrics;
-use crate::pressure::Pressure;
 use crate::telemetry::OncePerMinute;
-
-/// A write that takes up to this long is never slow: it may hold hundreds of commands.
-const NEVER_SLOW: Duration = Duration::from_millis(50);
 
 /// Limits the log line about scripts that a server had forgotten.
 static FORGOTTEN: OncePerMinute = OncePerMinute::new();
@@ -63,8 +59,6 @@ pub struct Link {
     pub(super) looking: tokio::sync::Mutex<Option<Instant>>,
     /// Number of commands sent.
     pub(super) sent: AtomicU64,
-    /// Measures how slow the answers are.
-    pressure: Arc<Pressure>,
 }
 
 impl Link {
@@ -136,14 +130,7 @@ impl Link {
             stale: AtomicBool::new(false),
             looking: tokio::sync::Mutex::new(None),
             sent: AtomicU64::new(0),
-            pressure: Arc::new(Pressure::new(NEVER_SLOW)),
         }
-    }
-
-    /// Measures how slow the answers are.
-    #[must_use]
-    pub fn pressure(&self) -> &Arc<Pressure> {
-        &self.pressure
     }
 
     /// The Redis deployment.
@@ -197,7 +184,7 @@ impl Link {
         }
         let lasting = calls.iter().any(C::is_lasting);
         let sent = Instant::now();
-        let mut values = self.run_timed(&pipe, lasting).await?;
+        let mut values = self.send_each(&pipe, lasting).await?;
         let missing: Vec<usize> =
             (0..values.len()).filter(|&at| values[at].as_ref().is_ok_and(is_noscript)).collect();
         if !missing.is_empty() {
@@ -215,7 +202,7 @@ impl Link {
                 self.close_holder(place(&command));
                 again.add_command(command);
             }
-            for (&at, value) in missing.iter().zip(self.run_timed(&again, lasting).await?) {
+            for (&at, value) in missing.iter().zip(self.send_each(&again, lasting).await?) {
                 values[at] = value;
             }
         }
@@ -255,18 +242,7 @@ impl Link {
     /// # Cancel safety
     /// If the future is dropped, any of the commands may have run.
     pub async fn run_each(&self, pipe: &Pipeline) -> Result<Answers<Value>, RedisError> {
-        self.run_timed(pipe, false).await
-    }
-
-    async fn run_timed(
-        &self,
-        pipe: &Pipeline,
-        lasting: bool,
-    ) -> Result<Answers<Value>, RedisError> {
-        let sent = Instant::now();
-        let answers = self.send_each(pipe, lasting).await;
-        self.pressure.observe(sent.elapsed());
-        answers
+        self.send_each(pipe, false).await
     }
 
     async fn send_each(
@@ -280,7 +256,10 @@ impl Link {
         }
         let node = &topology.nodes()[0];
         self.sent.fetch_add(pipe.len() as u64, Ordering::Relaxed);
-        let values = node.send(node.connected().await?, pipe, lasting).await?;
+        let begun = Instant::now();
+        let sent = async { node.send(node.connected().await?, pipe, lasting).await }.await;
+        node.latency().observe_wait(begun.elapsed());
+        let values = sent?;
         if values.iter().filter_map(server_error).any(|error| error.code() == "READONLY") {
             // The server is a replica now. Its name may resolve to the new primary, and sentinels
             // name it.
@@ -310,7 +289,7 @@ impl Link {
         name: &'static str,
         pipe: &Pipeline,
     ) -> Result<Vec<Value>, RedisError> {
-        let values = self.run_timed(pipe, true).await?;
+        let values = self.send_each(pipe, true).await?;
         self.checked(name, values.into_iter().collect::<Result<_, _>>()?)
     }
 
@@ -413,7 +392,18 @@ impl Link {
     pub(crate) fn latency(&self, keys: &ShardKeys) -> Duration {
         let Some(topology) = self.current() else { return Duration::ZERO };
         let at = if self.wiring.cluster { topology.holder(keys.slot()) } else { Some(0) };
-        at.map_or(Duration::ZERO, |at| topology.nodes()[at].latency())
+        at.map_or(Duration::ZERO, |at| topology.nodes()[at].latency().present())
+    }
+
+    /// The share of the work for these shards that should continue, see [`Pressure`]. That of their
+    /// quickest server counts: a slow primary must not take workers from the shards of the others.
+    ///
+    /// [`Pressure`]: crate::pressure::Pressure
+    pub(crate) fn share(&self, shards: &[ShardKeys]) -> f64 {
+        let Some(topology) = self.current() else { return 1.0 };
+        let at = |keys: &ShardKeys| topology.holder(keys.slot());
+        let of_each = shards.iter().filter_map(at).map(|at| topology.nodes()[at].latency().share());
+        of_each.reduce(f64::max).unwrap_or(1.0)
     }
 
     /// The number of the shared connection that calls for a shard use; `None` if there is none.

@@ -16,6 +16,7 @@
 //! | `replicas` | waits until replicas have a write |
 //! | `link`, `cluster` | send each command to its node, again if its slot was migrated |
 //! | `serving` | which primaries answer, and serve |
+//! | `subscriber` | connections for subscriptions |
 //! | `server`, `primary` | inspection for operators: Redis as a whole, and one of its servers |
 
 pub mod aside;
@@ -38,6 +39,7 @@ mod server;
 mod serving;
 mod silence;
 mod slot;
+mod subscriber;
 mod target;
 mod topology;
 mod url;

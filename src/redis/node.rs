@@ -172,9 +172,9 @@ impl Node {
         &self.setup.client
     }
 
-    /// How long calls take at present, without the time to connect.
-    pub(super) fn latency(&self) -> Duration {
-        self.latency.present()
+    /// How long calls take.
+    pub(super) fn latency(&self) -> &Latency {
+        &self.latency
     }
 
     /// Sends commands in one write. A timeout puts all earlier connections in doubt. After a

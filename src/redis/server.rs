@@ -378,7 +378,7 @@ impl Server {
     /// If Redis does not answer or refuses, or no message arrives within 3 s.
     pub async fn try_channel(&self) -> Result<(), RedisError> {
         let channel = keys::check(self.link.prefix(), 0, &uuid::Uuid::now_v7().to_string());
-        let mut subscriber = self.target().subscriber().await?;
+        let (mut subscriber, _) = self.link.subscriber().await?;
         subscriber.subscribe(&channel).await.map_err(|source| match source.code() {
             Some(code) => RedisError::Refused {
                 target: self.target().to_string(),

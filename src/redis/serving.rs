@@ -1,5 +1,6 @@
 //! Which primaries serve. All are asked together, so one that is slow or missing hides no other.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -11,6 +12,8 @@ use super::error::RedisError;
 use super::keys;
 use super::link::Link;
 use super::node::server_error;
+use super::topology::Topology;
+use crate::breaker::Away as _;
 
 /// How long the others are waited for once a primary has answered.
 const OTHERS: Duration = Duration::from_millis(500);
@@ -49,23 +52,85 @@ impl Link {
                 _ => Serving { primaries: 0, silent: vec![self.target.to_string()] },
             };
         }
-        // The known topology is better than none: the nodes that are asked for it may be silent.
-        let found = timeout(within / 2, self.topology()).await.ok().and_then(Result::ok);
-        let Some(topology) = found.or_else(|| self.current()) else { return Serving::default() };
+        let Some(topology) = self.known(within / 2).await else { return Serving::default() };
         // A node that answers `PING` may refuse all commands with keys: the cluster is down.
-        let mut probe = Pipeline::with_capacity(1);
-        probe.add_command(Cmd::get(keys::shards(self.prefix())));
-        let probe = &probe;
-        let asked = topology.nodes().iter().enumerate().map(|(at, node)| async move {
-            (at, self.send(node, (probe, false), &[]).await.is_ok_and(|found| serves(&found)))
-        });
-        let serving = answering(asked.collect(), until).await;
-        let silent = topology.nodes().iter().enumerate().filter(|(at, _)| !serving.contains(at));
+        let probe = Cmd::get(keys::shards(self.prefix()));
+        let serving = self.ask_nodes(&topology, probe, serves, until).await;
+        let is_silent = |at: usize| !serving.iter().any(|(known, _)| *known == at);
+        let silent = topology.nodes().iter().enumerate().filter(|(at, _)| is_silent(*at));
         let silent: Vec<String> = silent.map(|(_, node)| node.name().to_owned()).collect();
         if !silent.is_empty() {
             self.mark_stale();
         }
         Serving { primaries: serving.len(), silent }
+    }
+
+    /// The primaries of a cluster that do not serve although others do. Always empty for a single server.
+    ///
+    /// # Cancel safety
+    /// Nothing has changed.
+    pub(crate) async fn missing(&self, within: Duration) -> Vec<String> {
+        if !self.wiring.cluster {
+            return Vec::new();
+        }
+        let Serving { primaries, silent } = self.serving(within).await;
+        if primaries > 0 { silent } else { Vec::new() }
+    }
+
+    /// The same if one of them may be the reason of `error`. Empty if not.
+    ///
+    /// # Cancel safety
+    /// Nothing has changed.
+    pub(crate) async fn missing_behind(&self, error: &RedisError, within: Duration) -> Vec<String> {
+        if is_silence(error) { self.missing(within).await } else { Vec::new() }
+    }
+
+    /// Sends a command to every primary of a cluster, as [`Self::serving`] does. Returns the answers of those
+    /// that do not refuse it.
+    pub(crate) async fn ask_serving(&self, command: Cmd, within: Duration) -> Vec<Value> {
+        let until = Instant::now() + within;
+        let Some(topology) = self.known(within / 2).await else { return Vec::new() };
+        let answers = self.ask_nodes(&topology, command, answers, until).await;
+        answers.into_iter().flat_map(|(_, values)| values).collect()
+    }
+
+    /// The topology. The last one is better than none: the nodes that are asked for it may be silent.
+    async fn known(&self, within: Duration) -> Option<Arc<Topology>> {
+        let found = timeout(within, self.topology()).await.ok().and_then(Result::ok);
+        found.or_else(|| self.current())
+    }
+
+    /// The good answers of the nodes until then, each with the place of its node.
+    async fn ask_nodes(
+        &self,
+        topology: &Topology,
+        command: Cmd,
+        is_good: fn(&[Value]) -> bool,
+        until: Instant,
+    ) -> Vec<(usize, Vec<Value>)> {
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.add_command(command);
+        let pipe = &pipe;
+        let asked = topology.nodes().iter().enumerate().map(|(at, node)| async move {
+            let found = self.send(node, (pipe, false), &[]).await;
+            (at, found.ok().filter(|found| is_good(found)))
+        });
+        answering(asked.collect(), until).await
+    }
+}
+
+/// Whether a node did not refuse.
+fn answers(found: &[Value]) -> bool {
+    found.iter().all(|value| server_error(value).is_none())
+}
+
+/// Whether the error may come from a primary that does not serve.
+fn is_silence(error: &RedisError) -> bool {
+    match error {
+        RedisError::Refused { message, .. } => {
+            ["LOADING", "CLUSTERDOWN"].iter().any(|code| message.starts_with(code))
+        }
+        error => !error.has_answered(),
     }
 }
 
@@ -81,19 +146,19 @@ fn serves(found: &[Value]) -> bool {
     })
 }
 
-/// The places that answer well until then. After the first one, the others have [`OTHERS`].
-async fn answering(
-    mut asked: FuturesUnordered<impl Future<Output = (usize, bool)>>,
+/// The good answers until then, each with its place. After the first one, the others have [`OTHERS`].
+async fn answering<T>(
+    mut asked: FuturesUnordered<impl Future<Output = (usize, Option<T>)>>,
     mut until: Instant,
-) -> Vec<usize> {
-    let mut serving = Vec::new();
-    while let Ok(Some((at, serves))) = timeout_at(until, asked.next()).await {
-        if serves {
-            serving.push(at);
+) -> Vec<(usize, T)> {
+    let mut found = Vec::new();
+    while let Ok(Some((at, answer))) = timeout_at(until, asked.next()).await {
+        if let Some(answer) = answer {
+            found.push((at, answer));
             until = until.min(Instant::now() + OTHERS);
         }
     }
-    serving
+    found
 }
 
 #[cfg(test)]
@@ -108,10 +173,10 @@ mod tests {
                 Some(ms) => tokio::time::sleep(Duration::from_millis(ms)).await,
                 None => std::future::pending().await,
             }
-            (at, true)
+            (at, Some(()))
         });
         let found = answering(asked.collect(), began + Duration::from_secs(1)).await;
-        (found, began.elapsed().as_millis())
+        (found.into_iter().map(|(at, ())| at).collect(), began.elapsed().as_millis())
     }
 
     #[tokio::test(start_paused = true)]
@@ -137,6 +202,27 @@ mod tests {
         }
         for line in ["-CLUSTERDOWN The cluster is down\r\n", "-LOADING Redis is loading\r\n"] {
             assert!(!serves(&[answer(line)]), "{line}");
+        }
+    }
+
+    #[test]
+    fn only_an_error_of_a_server_that_does_not_serve_may_come_from_a_missing_primary() {
+        let target = || "a:1".to_owned();
+        let refused = |message: &str| {
+            let message = message.to_owned();
+            RedisError::Refused { target: target(), command: "GET", message }
+        };
+        let source = || redis::RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
+        for error in [
+            RedisError::Connect { target: target(), source: source() },
+            RedisError::Unknown { target: target(), source: source() },
+            refused("LOADING Redis is loading the dataset in memory"),
+            refused("CLUSTERDOWN Hash slot not served"),
+        ] {
+            assert!(is_silence(&error), "{error}");
+        }
+        for message in ["OOM command not allowed", "NOPERM no permissions", "MISCONF errors"] {
+            assert!(!is_silence(&refused(message)), "{message}");
         }
     }
 }

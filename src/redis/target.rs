@@ -31,7 +31,7 @@ struct Inner {
     shown: String,
     /// The last known primaries of a cluster.
     primaries: RwLock<Vec<Client>>,
-    /// The index of the node for the next subscription.
+    /// The index of the node that is asked first the next time.
     next: AtomicUsize,
     /// Number of timeouts so far.
     doubts: watch::Sender<u64>,
@@ -247,29 +247,6 @@ impl Target {
 
     pub(crate) fn unknown(&self, source: redis::RedisError) -> RedisError {
         RedisError::Unknown { target: self.to_string(), source }
-    }
-
-    /// A separate connection for subscriptions. In a cluster it leads to any node, because messages
-    /// reach all of them, and to a different one at every call. It does not come from a pool: it
-    /// stays open as long as the process runs, needs neither scripts nor `recover`, and can send no
-    /// other command. Behind sentinels it leads to the primary.
-    ///
-    /// # Errors
-    /// If no connection can be made.
-    pub async fn subscriber(&self) -> Result<redis::aio::PubSub, RedisError> {
-        let mut failed = timed_out();
-        let candidates = match &self.0.sentinels {
-            Some(sentinels) => vec![sentinels.primary().await?],
-            None => self.candidates(),
-        };
-        for client in candidates {
-            match tokio::time::timeout(CONNECT_TIMEOUT, client.get_async_pubsub()).await {
-                Ok(Ok(connection)) => return Ok(connection),
-                Ok(Err(error)) => failed = error,
-                Err(_) => failed = timed_out(),
-            }
-        }
-        Err(self.connect_error(failed))
     }
 }
 

@@ -200,8 +200,12 @@ impl Outage {
         }
         self.lasts.store(false, Ordering::Relaxed);
         let recovered = Recovered { lasted: last.duration_since(first), failures: state.failures };
-        (state.failed, state.failures, state.suppressed) = (None, 0, 0);
-        std::mem::take(&mut state.is_open).then_some(recovered)
+        (state.failed, state.failures) = (None, 0);
+        let was_told = std::mem::take(&mut state.is_open);
+        if was_told {
+            state.suppressed = 0;
+        }
+        was_told.then_some(recovered)
     }
 }
 

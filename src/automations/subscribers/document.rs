@@ -128,6 +128,17 @@ pub(crate) fn as_stored(profile: &mut Profile) {
 
 /// The state in a document; `None` if it is not one.
 pub(super) fn kept(document: &RawDocument) -> Option<Kept> {
+    let mut kept = without_decisions(document)?;
+    for decided in document.get_array("decided").ok()? {
+        let decided = decided.ok()?.as_document()?;
+        let text = decided.get_str("d").ok()?.to_owned();
+        kept.decided.push((sequence(decided)?, text));
+    }
+    Some(kept)
+}
+
+/// The same without the decisions. The document may lack them.
+pub(super) fn without_decisions(document: &RawDocument) -> Option<Kept> {
     let mut kept = Kept::default();
     for tag in document.get_array("tags").ok()? {
         kept.profile.tags.insert(tag.ok()?.as_str()?.to_owned());
@@ -135,11 +146,6 @@ pub(super) fn kept(document: &RawDocument) -> Option<Kept> {
     for field in document.get_document("fields").ok()? {
         let (name, value) = field.ok()?;
         kept.profile.fields.insert(name.as_str().to_owned(), json(value)?);
-    }
-    for decided in document.get_array("decided").ok()? {
-        let decided = decided.ok()?.as_document()?;
-        let text = decided.get_str("d").ok()?.to_owned();
-        kept.decided.push((sequence(decided)?, text));
     }
     kept.sequence = Some(sequence(document)?);
     kept.gone = kept.profile.is_empty() && document.get("gone").ok()?.is_some();
@@ -227,6 +233,20 @@ mod tests {
         );
         let set = statement.get_document("u").unwrap().get_document("$set").unwrap();
         assert_eq!(kept(set).unwrap(), full());
+    }
+
+    #[test]
+    fn a_document_without_its_decisions_still_has_its_profile() {
+        let Write::Insert(document) = written(None, true) else { panic!("an insert") };
+        let lacking = rawdoc! {
+            "_id": "b\u{1f}u", "s": 7_i64, "tags": document.get_array("tags").unwrap().to_owned(),
+            "fields": document.get_document("fields").unwrap().to_owned(),
+        };
+        let bare = Kept { decided: Vec::new(), ..full() };
+        for document in [&document, &lacking] {
+            assert_eq!(without_decisions(document).unwrap(), bare);
+        }
+        assert_eq!(kept(&lacking), None, "a slice needs them");
     }
 
     #[test]

@@ -29,12 +29,13 @@ use mongodb::options::{FindOptions, ReadPreference, SelectionCriteria};
 pub(crate) use self::document::as_stored;
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::document::written;
-use self::document::{Write, id_of, ids_of, kept, sequence};
+use self::document::{Write, id_of, ids_of, kept, sequence, without_decisions};
 use self::large::LargeBots;
 use crate::automations::profile::Profile;
 use crate::id::{BotId, Lane, Sequence};
 use crate::mongo::client::{ANSWER_TIMEOUT, Mongo, MongoError, Refused};
 use crate::mongo::coalescer::{BatchLimits, Coalescer, Slot};
+use crate::mongo::large::LargeReads;
 use crate::mongo::turns::{Turn, Turns};
 
 /// The collection.
@@ -50,6 +51,8 @@ const BYTES_MAX: usize = 8 << 20;
 const FIND_MAX_BYTES: usize = 8 << 20;
 /// A bot with more bytes of profiles has large ones.
 const LARGE_BYTES: usize = 1 << 20;
+/// A bot with more bytes in one profile, without decisions, has large ones to show.
+const SHOWN_BYTES: usize = 64 << 10;
 /// Time limit of reading profiles.
 const FIND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Only a slice waits for a write, so it may retry immediately after a failure.
@@ -116,10 +119,15 @@ struct Outcome {
 pub struct SubscriberStore {
     mongo: Mongo,
     reads: Coalescer<Arc<str>, Found>,
+    shown: Coalescer<Arc<str>, Found>,
     checks: Coalescer<Arc<str>, States>,
     writes: Coalescer<Item, Outcome>,
     turns: Turns,
     large: LargeBots,
+    /// The bots with large profiles to show.
+    large_shown: LargeBots,
+    /// The turns of reading these.
+    alone: LargeReads,
 }
 
 /// A write, and the turn of its bot.
@@ -140,15 +148,21 @@ impl SubscriberStore {
     #[must_use]
     pub fn new(mongo: Mongo) -> Self {
         let asked = mongo.clone();
-        let reads = Coalescer::new(READS, move |ids, _| find(asked.clone(), ids).boxed());
+        let reads = Coalescer::new(READS, move |ids, _| {
+            find(asked.clone(), ids, FindOptions::default()).boxed()
+        });
+        let asked = mongo.clone();
+        let shown =
+            Coalescer::new(READS, move |ids, _| find(asked.clone(), ids, undecided()).boxed());
         let asked = mongo.clone();
         let checks = Coalescer::new(READS, move |ids, _| states(asked.clone(), ids).boxed());
         let written = mongo.clone();
         let writes = Coalescer::new(WRITES, move |items, place| {
             write(written.clone(), items, place).boxed()
         });
-        let (turns, large) = (Turns::default(), LargeBots::default());
-        Self { mongo, reads, checks, writes, turns, large }
+        let (turns, alone) = (Turns::default(), LargeReads::default());
+        let (large, large_shown) = (LargeBots::default(), LargeBots::default());
+        Self { mongo, reads, shown, checks, writes, turns, large, large_shown, alone }
     }
 
     /// The stored states of the first of these subscribers, in their order: of all, unless their
@@ -192,6 +206,42 @@ impl SubscriberStore {
             self.large.insert(bot);
         }
         Ok(states)
+    }
+
+    /// The stored state of a subscriber without its decisions, for a reader that decides nothing.
+    /// Concurrent calls share a query, but not those of slices. A large profile is read in a query of its
+    /// own, in turns, which may take longer than MongoDB usually does.
+    ///
+    /// # Errors
+    /// If MongoDB does not answer in time or refuses.
+    ///
+    /// # Cancel safety
+    /// The place in the line of large reads is lost.
+    pub(crate) async fn shown(&self, bot: &BotId, subscriber: &str) -> Result<Kept, MongoError> {
+        let id: Arc<str> = id_of(bot, subscriber).into();
+        if !self.large_shown.contains(bot) {
+            let (found, _) = self.shown.join(vec![Arc::clone(&id)]).await?;
+            if found.all {
+                return self.read_shown(bot, found.documents.get(&*id));
+            }
+            // The large profiles may be those of another bot.
+        }
+        let _place = self.alone.take(bot).await;
+        let found = find(self.mongo.clone(), vec![Arc::clone(&id)], undecided()).await?;
+        self.read_shown(bot, found.documents.get(&*id))
+    }
+
+    /// Reads a document without decisions, and notes if it is large.
+    fn read_shown(
+        &self,
+        bot: &BotId,
+        document: Option<&RawDocumentBuf>,
+    ) -> Result<Kept, MongoError> {
+        let Some(document) = document else { return Ok(Kept::default()) };
+        if document.as_bytes().len() > SHOWN_BYTES {
+            self.large_shown.insert(bot);
+        }
+        without_decisions(document).ok_or_else(|| self.misread())
     }
 
     /// Whether each of these subscribers still has this stored state. Reads no profiles. Concurrent
@@ -283,8 +333,12 @@ impl SubscriberStore {
     }
 }
 
-async fn find(mongo: Mongo, ids: Vec<Arc<str>>) -> Result<Found, MongoError> {
-    let options = FindOptions::default();
+/// A query that leaves out the decisions.
+fn undecided() -> FindOptions {
+    FindOptions::builder().projection(doc! { "decided": 0 }).build()
+}
+
+async fn find(mongo: Mongo, ids: Vec<Arc<str>>, options: FindOptions) -> Result<Found, MongoError> {
     let (found, bytes) = documents(&mongo, &ids, options, FIND_MAX_BYTES).await?;
     let all = bytes <= FIND_MAX_BYTES || found.len() == ids.len();
     let named =

@@ -51,9 +51,15 @@ impl From<Facts> for Status {
 pub(super) async fn status(config: Config, args: &StatusArgs) -> Result<(), CliError> {
     let output = Output::new(args.json);
     let show = |facts: Facts| output.show(&Status::from(facts), |status| screen(output, status));
-    let result = Session::briefly(config, async |session| {
+    let result = Session::only_looking(config, async |session| {
         let facts = Box::pin(Facts::read(&CliSite(session))).await;
-        let error = facts.redis.error.clone();
+        let error = facts.redis.error.clone().map(|error| {
+            if facts.redis.others_answer {
+                format!("primaries of Redis do not answer: {error}")
+            } else {
+                error
+            }
+        });
         show(facts)?;
         error.map_or(Ok(()), |error| Err(CliError::NoAnswer(error)))
     })

@@ -68,7 +68,7 @@ pub(super) fn screen(output: Output, status: &Status) -> String {
     } else {
         String::new()
     };
-    if facts.redis.error.is_none() {
+    if facts.only_error().is_none() {
         if !facts.streams.is_empty() {
             text.push_str(&output.table(&stream_table(&facts.streams)));
             text.push_str("\n\n");

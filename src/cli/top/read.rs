@@ -77,8 +77,8 @@ impl<'a> Reader<'a> {
 
     async fn read(&self, wanted: &Wanted) -> Reading {
         let facts = Box::pin(Facts::read(&CliSite(self.session))).await;
-        if let Some(error) = facts.redis.error {
-            return Err(error);
+        if let Some(error) = facts.only_error() {
+            return Err(error.to_owned());
         }
         let pipelines = facts.pipelines.iter();
         let pipelines: Vec<_> = pipelines

@@ -50,10 +50,10 @@ pub(super) async fn show(
         let (facts, tables) = tokio::join!(api.problems.facts(), tables(api, caller, range));
         let panel = problems::panel(&findings(&facts, caller), facts.now_ms);
         let Some((overview, busiest, points)) = tables else {
-            return Ok(without_redis(caller, &panel));
+            return Ok(without_redis(caller, &panel, facts.redis.others_answer));
         };
-        if facts.redis.error.is_some() {
-            return Ok(without_redis(caller, &panel));
+        if facts.only_error().is_some() {
+            return Ok(without_redis(caller, &panel, false));
         }
         let mongodb = api.live.health.mongodb.as_ref().map(|mongodb| mongodb.now());
         let is_unused = caller.covers_all() && problems::is_unused(&facts);
@@ -87,12 +87,13 @@ pub(super) fn may_stop(caller: &Caller) -> bool {
     caller.check_scope(Scope::Operate).is_ok() && caller.check_all_bots().is_ok()
 }
 
-/// The page while Redis does not answer.
-fn without_redis(caller: &Caller, panel: &Markup) -> Markup {
+/// The page while Redis, or a part of its primaries, does not answer.
+fn without_redis(caller: &Caller, panel: &Markup, others_answer: bool) -> Markup {
+    let what = if others_answer { "A part of Redis" } else { "Redis" };
     html! {
         (headline("Overview", caller.has_token()))
         @if caller.covers_all() { (panel) }
-        p.bad { "Redis does not answer in time. The pipelines and bots cannot be shown. Nothing is lost. This page tries again." }
+        p.bad { (what) " does not answer in time. The pipelines and bots cannot be shown. Nothing is lost. This page tries again." }
     }
 }
 

@@ -8,5 +8,6 @@ mod histories;
 mod http;
 mod imports;
 mod outages;
+mod primaries;
 mod slow;
 mod store;

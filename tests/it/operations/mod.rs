@@ -19,6 +19,8 @@ mod kit;
 mod lifecycle;
 mod listing;
 mod log_lines;
+mod lookups;
+mod missing_primary;
 mod operators;
 mod panics;
 mod presence;

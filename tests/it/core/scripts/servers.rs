@@ -151,7 +151,7 @@ async fn a_lease_of_an_older_run_commits_nothing() {
 async fn a_subscriber_of_the_wake_channel_hears_that_a_bot_is_ready() {
     let server = RedisServer::start(Options::default());
     let (link, keys) = (link(&server), keys("p"));
-    let mut subscriber = link.target().subscriber().await.unwrap();
+    let (mut subscriber, _) = link.subscriber().await.unwrap();
     subscriber.subscribe(keys.wake()).await.unwrap();
     push(&link, &["1"]).await.unwrap();
     let heard = subscriber.on_message().next().await.unwrap();
