@@ -23,7 +23,7 @@ Examples:
   fairlane dead redrive --bot shop-7
   fairlane dead drop --all --yes
 
---pipeline may be omitted if only one pipeline exists.";
+--pipeline may be omitted if you have only one pipeline besides the built-in ones.";
 const LIST_EXAMPLES: &str = "\
 Examples:
   fairlane dead list                          the newest of all pipelines
@@ -35,7 +35,7 @@ Examples:
   fairlane dead show 3.1763640000000-0 --json | jq .event";
 const REDRIVE_EXAMPLES: &str = "\
 Examples:
-  fairlane dead redrive 3.1763640000000-0   one, back to its place in the order
+  fairlane dead redrive 3.1763640000000-0   one, back to its place in the order of its bot
   fairlane dead redrive --bot shop-7        all of that bot; asks first
   fairlane dead redrive --all               all of the pipeline; asks first
   fairlane dead redrive --all --yes         for scripts: does not ask";
@@ -77,7 +77,7 @@ enum Action {
         /// The id of the dead letter.
         id: LetterId,
     },
-    /// Redrive dead letters: queue them again, each at its place in the order of its bot.
+    /// Redrive dead letters: queue them again, in order (counters, automations: at the end of the queue).
     #[command(after_help = REDRIVE_EXAMPLES)]
     Redrive {
         #[command(flatten)]

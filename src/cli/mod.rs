@@ -57,8 +57,8 @@ Exit codes: 0 success, 1 failure, 64 bad usage or configuration, 69 a needed ser
 /// The name of the command.
 const NAME: &str = "fairlane";
 
-/// Per-tenant event fan-out worker pool on Redis: ordered per tenant, fair across tenants, safe
-/// under crashes.
+/// Passes each tenant's events to your handler: in order per tenant, fair across tenants, safe under
+/// crashes.
 #[derive(Debug, Parser)]
 #[command(name = NAME, version, after_help = EXAMPLES, max_term_width = 100)]
 pub struct Cli {
@@ -117,7 +117,7 @@ enum Command {
     Check(check::CheckArgs),
     /// Print the complete default configuration with comments, or the settings in force.
     Config(config::ConfigArgs),
-    /// Print the signing secrets of a bot's callbacks.
+    /// Print the signing keys of a bot's callbacks.
     Secret(secret::SecretArgs),
     /// Receive notifications and pushes, for tests: print each one, check its signature, and fail a
     /// share of them on request.

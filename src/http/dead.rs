@@ -64,7 +64,7 @@ impl LetterPath {
         Ok((queue, letter.ok_or_else(|| self.none())?))
     }
 
-    /// Queues the event again, at its place in the order of its bot.
+    /// Queues the event again.
     pub(super) async fn redrive(&self, api: &Api, caller: &Caller) -> Result<(), Problem> {
         let (queue, letter) = self.find(api, caller).await?;
         let work = async {
@@ -189,7 +189,7 @@ struct Redriven {
 
 /// Redrive a dead letter
 ///
-/// Queues its event again, at its place in the order of its bot.
+/// Queues its event again, in the order of its bot (`counters`, `automations`: at the end of the queue).
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/dead/{id}/redrive", tag = "dead letters",
     operation_id = "redriveDeadLetter", params(LetterPath),
@@ -215,9 +215,9 @@ struct RedriveQuery {
 
 /// Redrive all dead letters
 ///
-/// All dead letters of the pipeline, or of one bot. Events that fail again meanwhile stay dead
-/// letters. For a token that is for certain bots, a call ends after about 1 s, and `more` says that some
-/// may be left.
+/// All dead letters of the pipeline, or of one bot, each as the redrive of one. Events that fail again
+/// meanwhile stay dead letters. For a token that is for certain bots, a call ends after about 1 s, and
+/// `more` says that some may be left.
 #[utoipa::path(
     post, path = "/v1/pipelines/{pipeline}/dead/redrive", tag = "dead letters",
     operation_id = "redriveDeadLetters", params(PipelinePath, RedriveQuery),

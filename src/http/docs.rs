@@ -337,6 +337,10 @@ impl IntoResponses for OfLease {
             ),
             (409, "The lease has ended: completed, expired or revoked. Nothing changed"),
             (422, "`ack` is more than the slice has"),
+            (
+                429,
+                "Too many calls for leases of this bot, or for large slices, wait. Nothing changed; Retry-After says when to retry",
+            ),
         ])
     }
 }

@@ -75,11 +75,11 @@ table! {
     BOTS_THROTTLED "bots_throttled" Gauge "Bots whose events wait because of their rate";
     BOTS_SET_ASIDE "bots_with_lanes_set_aside" Gauge "Bots with lanes that are set aside after a failure (order_by)";
     RATE_TOKENS "rate_tokens_total" Counter "Tokens that bots with a rate took: one for each event given to the handler";
-    QUEUE_OLDEST_AGE "queue_oldest_age_seconds" Gauge "Age of the oldest queued event of a bot that is neither paused nor throttled, less linger: how late its pipeline is";
+    QUEUE_OLDEST_AGE "queue_oldest_age_seconds" Gauge "Age of the oldest queued event, minus linger: how late the pipeline is. Paused and throttled bots do not count";
     QUEUE_DROPPED "queue_dropped_total" Counter "Events dropped because the queue of their bot was full (on_overflow = drop_new)";
     DEAD_LETTERS "dead_letters" Gauge "Dead letters kept";
     DEAD_LETTERS_REMOVED "dead_letters_removed_total" Counter "Dead letters removed because there were too many or they were too old";
-    QUOTA_REFUSED "quota_refused_total" Counter "What bots were not given because they hold as much as their quota, by quota: requests, copies of events, dead letters, events that a handler delays (each attempt)";
+    QUOTA_REFUSED "quota_refused_total" Counter "Requests, copies of events, dead letters and delays of events (each attempt) that a storage quota of a bot refused, by quota";
     EVENTS "events_total" Counter "Events by outcome: done, retried, dead, expired, later";
     HANDLE_SECONDS "handle_seconds" Seconds "Duration of a handler for a slice";
     DWELL_SECONDS "dwell_seconds" Seconds "Time from the arrival of an event in its queue to done";
@@ -99,11 +99,11 @@ table! {
     HTTP_ANSWER_SECONDS "http_answer_seconds" Seconds "Part of http_seconds: the time from the head of the answer to its last byte, by route";
     ADMISSION "admission_total" Counter "Requests by class and decision: admitted, waited (and then admitted), shed, shadow (would have been shed or have waited); a request cancelled at its deadline counts as admitted and as shed";
     SHED "shed_total" Counter "Requests refused before they started, or cancelled at their deadline, by class, route and reason";
-    SHED_FALSE_POSITIVES "shed_false_positives_total" Counter "Requests shed for lack of room although the latency was good";
+    SHED_FALSE_POSITIVES "shed_false_positives_total" Counter "Requests shed for lack of a slot although the latency was good";
     SHED_SECONDS "shed_seconds" Seconds "Time from the first byte of a refused request to the last byte of the refusal, including delayed refusals";
-    INFLIGHT "inflight" Gauge "HTTP requests in flight, without critical ones; a request with a body counts once per 16 KiB of it";
+    INFLIGHT "inflight" Gauge "HTTP requests in flight, without those of p0; a request with a body counts once per 16 KiB of it";
     INFLIGHT_LIMIT "inflight_limit" Gauge "Limit of HTTP requests in flight, which follows the latency";
-    QUEUE_WAIT_SECONDS "queue_wait_seconds" Seconds "Time that requests waited for a place and for their turn to start, including 0, by class; p0 never waits";
+    QUEUE_WAIT_SECONDS "queue_wait_seconds" Seconds "Time that requests waited for a slot and for their turn to start, including 0, by class; p0 never waits";
     HTTP_DEMAND_RATIO "http_demand_ratio" Gauge "Offered HTTP load (served and shed) divided by the capacity; above 1 more processes are needed";
     HTTP_CONNECTIONS "http_connections" Gauge "Open connections, by listener";
     HTTP_CONNECTIONS_REFUSED "http_connections_refused_total" Counter "Connections closed immediately because their address had too many";
@@ -121,7 +121,7 @@ table! {
     AUTOMATION_ERRORS "automation_errors_total" Counter "Filters that failed, actions that cannot be done, events that cannot be applied to a profile";
     AUTOMATION_DOUBTFUL "automation_doubtful_total" Counter "Events copied while the index of rules was stale";
     NOTIFICATIONS "notifications_total" Counter "Notifications by type (the first 50; else other) and outcome: received, retried, or the end: sent, refused, throttled, expired, dead, cancelled. gone: it was due and had no record";
-    NOTIFICATIONS_LATENESS "notifications_lateness_seconds" Seconds "Time from the due time of a notification to its first send";
+    NOTIFICATIONS_LATENESS "notifications_lateness_seconds" Seconds "Time from when a notification could be sent to its first send: its due time, or when the limits of its user allowed it; without those that waited for their user";
     NOTIFICATIONS_DUE "notifications_due" Gauge "Notifications with a due time: scheduled, waiting, to be retried, in flight";
     NOTIFICATIONS_OVERDUE "notifications_overdue_seconds" Gauge "How long the first due notification has been overdue, including its time in a queue; without those that wait for their host";
     BREAKER_OPEN "breaker_open" Gauge "1 while a circuit breaker is open at a host, for all bots or for one, by host (the first 20; the number of others as other)";

@@ -32,8 +32,8 @@ Examples:
   fairlane bots set shop-7 --weight 3
   fairlane bots pause shop-7
 
---pipeline may be omitted if only one pipeline exists. Write a bot whose name starts with '-' after
-'--': fairlane bots show -- -7";
+--pipeline may be omitted if you have only one pipeline besides the built-in ones. Write a bot whose
+name starts with '-' after '--': fairlane bots show -- -7";
 const LIST_EXAMPLES: &str = "\
 Examples:
   fairlane bots list                             the longest queues of all pipelines
@@ -124,7 +124,7 @@ enum Action {
         #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000))]
         limit: u32,
     },
-    /// Set the weight of a bot, its share of the service, or its rate. What is not named stays.
+    /// Set the weight of a bot, its share of the service, or its rate. Omitted values stay unchanged.
     #[command(after_help = SET_EXAMPLES, group(clap::ArgGroup::new("setting").required(true).multiple(true)))]
     Set {
         /// The bot.
@@ -135,7 +135,7 @@ enum Action {
         /// Maximum rate of its events: "10/s", "30/m", "100/h"; "unlimited"; "default": that of the pipeline.
         #[arg(long, value_name = "RATE", group = "setting", value_parser = change_to::<BotRate>)]
         rate: Option<Change<BotRate>>,
-        /// Maximum number of its events at once: 1 to 1000000; "default": that of the pipeline.
+        /// Maximum number of its events that may start without a wait: 1 to 1000000; "default": that of the pipeline.
         #[arg(long, value_name = "N", group = "setting", value_parser = change_to::<Burst>)]
         burst: Option<Change<Burst>>,
     },

@@ -53,8 +53,8 @@ pub(super) struct CheckArgs {
     /// Print a JSON list instead of a table.
     #[arg(long)]
     json: bool,
-    /// Also check every notification, and reschedule those that are in no structure; compare the depth
-    /// of every shard with its queues, and what bots hold with what they store, and correct both.
+    /// Also check every notification, and reschedule those that are in no schedule or queue; compare the
+    /// depth of every shard with its queues, and what bots hold with what they store, and correct both.
     #[arg(long)]
     audit: bool,
 }
