@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::wire::{Fields, Wire, attribute, check_count};
+use super::wire::{Fields, Wire, attribute, check_count, has_room};
 use super::{EVENT_MAX_BYTES, Event, EventError, check_size};
 
 /// The JSON form of a character has at most so many bytes for each of its bytes.
@@ -40,9 +40,9 @@ impl Attributes {
         }
     }
 
-    /// Number of extension attributes.
-    pub(crate) fn extensions(&self) -> usize {
-        self.fields.extensions.len()
+    /// Whether so many more extension attributes of one value each may be added.
+    pub(crate) fn has_room_for(&self, more: usize) -> bool {
+        has_room(&self.fields.extensions, more)
     }
 
     /// Adds an attribute.

@@ -255,6 +255,11 @@ impl Event {
         self.extensions.len()
     }
 
+    /// Whether so many more extension attributes of one value each may be added.
+    pub(crate) fn has_room_for(&self, more: usize) -> bool {
+        wire::has_room(&self.extensions, more)
+    }
+
     /// Its extension attributes, see [`Self::extension`].
     pub(crate) fn extension_attributes(&self) -> &BTreeMap<String, serde_json::Value> {
         &self.extensions

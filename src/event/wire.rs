@@ -72,7 +72,7 @@ impl Fields {
             extensions: self.extensions,
         };
         check_count(event.extensions.len())?;
-        if event.extensions.values().map(count).sum::<usize>() > EXTENSION_VALUES_MAX {
+        if !has_room(&event.extensions, 0) {
             return Err(attribute("extensions", too_many()));
         }
         if let Some(name) = event.extensions.keys().find(|name| name.len() > ATTRIBUTE_MAX_BYTES) {
@@ -94,6 +94,12 @@ pub(super) fn check_count(extensions: usize) -> Result<(), EventError> {
     }
     let why = format!("there are more than {EXTENSIONS_MAX} extension attributes");
     Err(attribute("extensions", why))
+}
+
+/// Whether so many more extension attributes of one value each may be added.
+pub(super) fn has_room(extensions: &BTreeMap<String, serde_json::Value>, more: usize) -> bool {
+    let values = extensions.values().map(count).sum::<usize>();
+    extensions.len() + more <= EXTENSIONS_MAX && values + more <= EXTENSION_VALUES_MAX
 }
 
 pub(super) fn attribute(name: impl Into<String>, why: String) -> EventError {

@@ -108,6 +108,8 @@ impl Share {
             logs = self.logs() => logs?,
             error = self.hold(), if has_some => return Err(error.into()),
         };
+        // What the session before left out must not end the next one while it begins.
+        self.leaves_out(Vec::new());
         let read = if logs.is_empty() { Vec::new() } else { self.call(&logs, TTL).await? };
         self.note(&read);
         Ok((!read.is_empty()).then_some(Shared(read)))
@@ -415,6 +417,15 @@ mod tests {
         assert!(failing.is_some());
         share.logs().await.unwrap();
         assert_eq!(meter.state().failing, failing);
+    }
+
+    #[tokio::test]
+    async fn what_a_session_left_out_does_not_end_the_next_one_while_it_begins() {
+        let (share, _) = share(&Arc::new(Telling(Mutex::new(NewStart::Own))));
+        share.leaves_out(vec!["log".into()]);
+        share.give_up().await;
+        assert!(share.take().await.is_err(), "Redis cannot be reached");
+        assert!(!share.state().is_back, "no session leaves out a log that is back");
     }
 
     #[tokio::test]

@@ -18,7 +18,7 @@ pub use self::header::HEADERS_MAX;
 use self::header::{DATA_TYPE, Found, unusable};
 pub use self::mapping::{BotFrom, Mapping, MappingError, TypeFrom};
 use crate::event::entry::{EntryError, InvalidEntry};
-use crate::event::{Attributes, EVENT_MAX_BYTES, EXTENSIONS_MAX, Event, EventError};
+use crate::event::{Attributes, EVENT_MAX_BYTES, Event, EventError};
 use crate::trace::{PARENT, STATE, TraceContext};
 
 /// Maximum number of bytes kept of an unreadable record.
@@ -248,7 +248,7 @@ fn finish(
 fn trace(attributes: &mut Attributes, found: &Found<'_>) -> Result<(), EntryError> {
     let Some(parent) = found.parent else { return Ok(()) };
     let is_own = [PARENT, STATE].iter().any(|name| attributes.has(name));
-    if is_own || attributes.extensions() + 2 > EXTENSIONS_MAX {
+    if is_own || !attributes.has_room_for(2) {
         return Ok(());
     }
     if let Some(context) = TraceContext::parse(parent, found.state) {

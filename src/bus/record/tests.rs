@@ -5,6 +5,7 @@ mod sdk;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::event::EXTENSIONS_MAX;
 
 const REQUIRED: [(&str, &str); 5] =
     [("specversion", "1.0"), ("id", "1"), ("source", "s"), ("type", "t"), ("botid", "b")];

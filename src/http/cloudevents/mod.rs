@@ -12,7 +12,7 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use super::extract::{media_type, percent_decoded, unsupported};
 use super::problem::{Flaw, Kind, Problem};
-use crate::event::{EXTENSIONS_MAX, Event, EventError};
+use crate::event::{Event, EventError};
 use crate::id::BotId;
 use crate::trace::{PARENT, STATE, TraceContext};
 
@@ -62,8 +62,8 @@ impl<'a> Events<'a> {
 
     fn add(&mut self, event: &Event, text: Cow<'a, [u8]>) {
         let is_own = [PARENT, STATE].iter().any(|name| event.extension(name).is_some());
-        // An event has only so many attributes.
-        if is_own || event.extensions() + 2 > EXTENSIONS_MAX {
+        // An event has only so many attributes, and values in them.
+        if is_own || !event.has_room_for(2) {
             self.own.push((self.texts.len(), TraceContext::of_event(event)));
         }
         self.bots.push(event.bot().clone());

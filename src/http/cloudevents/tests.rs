@@ -153,3 +153,15 @@ fn a_bad_binary_event_is_refused_by_its_attributes() {
         assert_eq!(problem["errors"][0]["index"], 0, "{problem}");
     }
 }
+
+#[test]
+fn an_event_with_as_many_values_as_may_be_gets_no_trace_context_of_the_request() {
+    let own = |values: usize| {
+        let mut event: Value = serde_json::from_str(GOOD).unwrap();
+        event["list"] = json!(vec![0; values - 1]);
+        let (headers, body) = (headers(&[("content-type", STRUCTURED)]), event.to_string());
+        let events = Mode::Structured.read(&headers, body.as_bytes()).unwrap();
+        (events.texts.len(), events.own.len())
+    };
+    assert_eq!([own(998), own(999), own(1_000)], [(1, 0), (1, 1), (1, 1)]);
+}
