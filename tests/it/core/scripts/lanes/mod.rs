@@ -301,3 +301,18 @@ fn a_redriven_event_comes_before_later_ones_of_its_lane_that_is_set_aside() {
     assert_eq!(shard.lane(), ["a1", "a2", "a3", "a4"]);
     assert_eq!((shard.meta("depth"), shard.held("a")), (4, 4));
 }
+
+#[test]
+fn a_redriven_event_does_not_end_the_pause_of_a_bot_that_has_events() {
+    let mut shard = Shard::new();
+    shard.push(NOW, "b", &["a1", "b1", "b2"], LIMITS);
+    let claimed = shard.claim(NOW);
+    let mut end = Completion { mode: Mode::Park { ms: 700 }, ..set_aside(&claimed, 2, &[0]) };
+    end.exceptions.push(dead(1));
+    assert_eq!(shard.complete_one(NOW, &end), Verdict::Ok);
+    let (keys, id, bot, slice_us) = (&shard.keys.clone(), shard.letters()[0], &bot("b"), SLICE_US);
+    assert!(shard.call(NOW, &Redrive { keys, id, bot, slice_us, renews: false }));
+    assert!(shard.claim(NOW).leases.is_empty(), "its handler is unavailable");
+    assert_eq!(shard.events("b"), ["b1", "b2"]);
+    assert_eq!(shard.claim(NOW + 701_000).leases.len(), 1);
+}
