@@ -222,10 +222,9 @@ impl Breaker {
 #[cfg(test)]
 mod tests {
     use std::future::{pending, ready};
-    use std::io;
-    use std::sync::Arc;
 
     use super::*;
+    use crate::telemetry::captured::Lines;
 
     const WITHIN: Duration = Duration::from_millis(100);
 
@@ -344,25 +343,10 @@ mod tests {
         assert_eq!(answers(&breaker).await, Ok(7), "closed");
     }
 
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
     #[tokio::test(start_paused = true)]
     async fn a_breaker_that_opens_and_closes_all_the_time_writes_twelve_lines_a_minute() {
         let lines = Lines::default();
-        let writer = lines.clone();
-        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
-        let _logging = tracing::subscriber::set_default(log.finish());
+        let _logging = tracing::subscriber::set_default(lines.subscriber());
         let breaker = Breaker::new("test");
         let begun = Instant::now();
         let mut opened = 0;
@@ -372,7 +356,7 @@ mod tests {
             assert_eq!(answers(&breaker).await, Ok(7), "a probe closes it");
         }
         assert!(opened > 100, "{opened}");
-        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        let text = lines.text();
         let count = |words: &str| text.lines().filter(|line| line.contains(words)).count();
         assert_eq!([count("breaker is open"), count("breaker closes")], [6, 6], "{text}");
     }

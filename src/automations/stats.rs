@@ -131,35 +131,20 @@ pub(crate) async fn run(notes: Arc<RuleNotes>, queue: Queue, shutdown: Shutdown)
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-
     use super::*;
     use crate::clock::SystemClock;
-
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
+    use crate::telemetry::captured::Lines;
 
     #[test]
     fn a_long_reason_is_short_in_the_log_and_in_the_statistics() {
         let notes = RuleNotes::new(Arc::new(SystemClock));
         let (bot, rule) = (BotId::parse("shop").unwrap(), RuleId::parse("r").unwrap());
         let lines = Lines::default();
-        let writer = lines.clone();
-        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
-        tracing::subscriber::with_default(log.finish(), || {
+        tracing::subscriber::with_default(lines.subscriber(), || {
             let why = "x".repeat(1 << 20);
             notes.note(&bot, "e-7", vec![Note::Failed { rule: Some(rule), why }]);
         });
-        let log = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        let log = lines.text();
         assert!(log.contains("event=\"e-7\"") && log.len() < 1_000, "{log:.2000}");
         let taken = notes.take();
         let [(_, _, stats)] = &taken[..] else { panic!("{} rules have notes", taken.len()) };

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_primary_takes_no_workers_from_the_shards_of_the_others() {
+    fn a_slow_primary_does_not_lower_the_share_of_the_work_for_the_others() {
         let target = Target::new("redis+cluster://127.0.0.1:1,127.0.0.1:2").unwrap();
         let (name, count) = (PipelineName::parse("test").unwrap(), ShardCount::new(8).unwrap());
         let keys = |shard| ShardKeys::new(target.prefix(), &name, shard);

@@ -396,7 +396,7 @@ impl Link {
     }
 
     /// The share of the work for these shards that should continue, see [`Pressure`]. That of their
-    /// quickest server counts: a slow primary must not take workers from the shards of the others.
+    /// quickest server counts: one slow primary must not lower that of the others.
     ///
     /// [`Pressure`]: crate::pressure::Pressure
     pub(crate) fn share(&self, shards: &[ShardKeys]) -> f64 {

@@ -122,22 +122,9 @@ impl<W: io::Write> io::Write for JsonLines<W> {
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
-    use std::sync::{Arc, Mutex};
 
+    use super::super::captured::Lines;
     use super::*;
-
-    #[derive(Clone, Default)]
-    struct Buffer(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Buffer {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
 
     /// What a bot's id may contain.
     const HOSTILE: [&str; 6] = [
@@ -150,7 +137,7 @@ mod tests {
     ];
 
     fn logged(json: bool, bot: &str) -> String {
-        let buffer = Buffer::default();
+        let buffer = Lines::default();
         let made = buffer.clone();
         let lines = tracing_subscriber::fmt().with_ansi(false).without_time();
         let event = || tracing::info!(%bot, r#type = bot, number = 7, "an event of {bot}");
@@ -161,8 +148,7 @@ mod tests {
             let lines = lines.fmt_fields(fields()).with_writer(move || made.clone()).finish();
             tracing::subscriber::with_default(lines, event);
         }
-        let bytes = buffer.0.lock().unwrap().clone();
-        String::from_utf8(bytes).unwrap()
+        buffer.text()
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Logging to standard error, as text or as JSON.
 
+#[cfg(test)]
+pub(crate) mod captured;
 mod fields;
 
 use std::collections::{BTreeMap, BTreeSet};

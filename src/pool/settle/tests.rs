@@ -1,7 +1,5 @@
-use std::io;
-use std::sync::{Arc, Mutex};
-
 use super::*;
+use crate::telemetry::captured::Lines;
 use Fitness::{Expired, Fit, Spent};
 
 fn policy(failed: u32) -> Policy {
@@ -225,26 +223,14 @@ fn given_up_events_are_told_once_a_slice_and_expired_ones_are_not() {
 
 #[test]
 fn the_log_says_which_event_gave_up_after_how_many_attempts_and_why() {
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-    impl io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
     let (bot, pipeline) = (BotId::parse("shop").unwrap(), PipelineName::parse("p").unwrap());
     let event = Event::builder("order.paid", &bot).id("e-7").build().unwrap();
     let told = given_up(&[Fit], &[dead(0, "HTTP 410", 10)]).unwrap();
     let lines = Lines::default();
-    let writer = lines.clone();
-    let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
-    tracing::subscriber::with_default(log.finish(), || {
+    tracing::subscriber::with_default(lines.subscriber(), || {
         told.warn(&pipeline, &bot, Some(&event));
     });
-    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let text = lines.text();
     for said in [
         "WARN",
         "pipeline=p",
