@@ -226,7 +226,7 @@ impl Worker {
                 return committed;
             }
             self.lease.removed(to - from);
-            self.lease.extend(sent, self.shared.settings.lease_ttl);
+            self.extend(sent, self.shared.settings.lease_ttl);
             from = to;
         }
     }

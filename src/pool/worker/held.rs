@@ -1,8 +1,10 @@
 //! Keeping a lease: renewed while something runs, and given back or lost without completed events.
 
+use std::future::poll_fn;
 use std::ops::ControlFlow;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -11,12 +13,48 @@ use tracing::{debug, warn};
 use super::super::commit::Committed;
 use super::super::{Shared, sleep_until};
 use super::{Ended, Worker};
+use crate::queue::Sent;
 use crate::redis::scripts::{Completion, Mode};
 
 /// Interval between attempts to renew a lease.
 const RENEW_AGAIN: Duration = Duration::from_millis(250);
 /// After a hard stop, the leases must be given back within this time.
 const LAST_COMMIT: Duration = Duration::from_secs(1);
+
+/// Until when a worker holds its lease, for what runs under it.
+///
+/// Timers do not suffice: after a pause of the process, a task may be polled before its timers fire, and
+/// a task that runs several handlers goes from one to the next in one poll.
+#[derive(Debug, Clone)]
+pub(super) struct Term(Arc<Mutex<Instant>>);
+
+impl Term {
+    pub(super) fn new(deadline: Instant) -> Self {
+        Self(Arc::new(Mutex::new(deadline)))
+    }
+
+    fn move_to(&self, deadline: Instant) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
+    }
+
+    fn is_over(&self) -> bool {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) <= Instant::now()
+    }
+
+    /// Polls `work` only while the lease is held. After that, it waits to be dropped.
+    pub(super) async fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        poll_fn(|context| {
+            if self.is_over() {
+                // A renewal that has been sent may still be confirmed. Then the work goes on.
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            work.as_mut().poll(context)
+        })
+        .await
+    }
+}
 
 impl Worker {
     /// Runs `work`, renewing the lease meanwhile. Cancels it when the lease is lost or a hard stop
@@ -26,7 +64,8 @@ impl Worker {
         work: impl Future<Output = T>,
     ) -> Result<T, Ended> {
         let shared = Arc::clone(&self.shared);
-        let mut work = pin!(work);
+        let term = self.term.clone();
+        let mut work = pin!(term.run(work));
         let (started, mut long) = (Instant::now(), None);
         loop {
             let (renew_at, deadline) = (self.lease.renew_at(), self.lease.deadline());
@@ -86,7 +125,7 @@ impl Worker {
         match self.shared.commits.commit(self.lease.shard, renewal, deadline).await {
             Committed::Done | Committed::Full => {
                 self.unanswered = false;
-                self.lease.extend(sent, ttl);
+                self.extend(sent, ttl);
                 ControlFlow::Continue(())
             }
             Committed::Stale => {
@@ -103,6 +142,12 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// Applies a renewal.
+    pub(super) fn extend(&mut self, sent: Sent, ttl: Duration) {
+        self.lease.extend(sent, ttl);
+        self.term.move_to(self.lease.deadline());
     }
 
     /// Ends the lease without completed events.
@@ -183,5 +228,35 @@ async fn interrupted(shared: &Shared) {
         if deadline() == total {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_util::task::noop_waker_ref;
+
+    use super::*;
+
+    #[test]
+    fn work_goes_on_only_while_the_lease_is_held_though_no_timer_fires() {
+        let polled = AtomicUsize::new(0);
+        let work = poll_fn(|_| {
+            polled.fetch_add(1, Ordering::Relaxed);
+            Poll::<()>::Pending
+        });
+        let term = Term::new(Instant::now() + Duration::from_secs(60));
+        let mut running = pin!(term.run(work));
+        let mut context = std::task::Context::from_waker(noop_waker_ref());
+        let mut polls = || {
+            assert!(running.as_mut().poll(&mut context).is_pending());
+            polled.load(Ordering::Relaxed)
+        };
+        assert_eq!(polls(), 1);
+        term.move_to(Instant::now());
+        assert_eq!((polls(), polls()), (1, 1), "the lease has ended");
+        term.move_to(Instant::now() + Duration::from_secs(60));
+        assert_eq!(polls(), 2, "a renewal was confirmed");
     }
 }

@@ -20,6 +20,7 @@ use super::super::lanes::{List, Situation, choose};
 use super::super::retry::isolate_after_failure;
 use super::super::settle::{Fitness, Settlement, Tally, given_up, leave};
 use super::super::{Lanes, Shared};
+use super::held::Term;
 use super::room::wants_later;
 use super::traced::{commits, ended};
 use super::{Ended, Worker, throttle, too_long};
@@ -80,8 +81,8 @@ fn spare_worker(shared: &Shared) -> Option<SemaphorePermit<'_>> {
 
 /// Runs lanes, at most `most` at once. The first one has a worker; each further one needs a spare one.
 /// None is started once the process stops, or after the time that a handler may take: otherwise many
-/// slow lanes would outlast a stop.
-pub(super) async fn run_all(shared: &Shared, runs: &mut [Run], most: usize) {
+/// slow lanes would outlast a stop. None is started or goes on after `term`.
+pub(super) async fn run_all(shared: &Shared, term: &Term, runs: &mut [Run], most: usize) {
     let mut waiting = runs.iter_mut().peekable();
     let mut running = FuturesUnordered::new();
     let mut workers = Vec::new();
@@ -98,7 +99,7 @@ pub(super) async fn run_all(shared: &Shared, runs: &mut [Run], most: usize) {
                     None => break,
                 }
             }
-            running.extend(waiting.next().map(|run| run.handle(shared)));
+            running.extend(waiting.next().map(|run| term.run(run.handle(shared))));
         }
         if running.next().await.is_none() {
             return;
@@ -188,7 +189,8 @@ impl Worker {
             throttle::cut(&mut fitness, slice.events.len());
             runs = self.runs(&fitness, slice.events, &of_lane);
             let started = Instant::now();
-            let running = run_all(&shared, &mut runs, lanes.concurrency);
+            let term = self.term.clone();
+            let running = run_all(&shared, &term, &mut runs, lanes.concurrency);
             let ended = self.while_held(running).await;
             took = started.elapsed();
             drop(worker);

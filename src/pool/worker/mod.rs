@@ -23,6 +23,7 @@ use tokio::sync::SemaphorePermit;
 use tokio::time::Instant;
 use tracing::{Instrument as _, debug, debug_span};
 
+use self::held::Term;
 use super::Shared;
 use super::claim::Release;
 use super::commit::{CALL_EXCEPTIONS, Committed};
@@ -58,6 +59,7 @@ pub(super) async fn run(
     let claimed_at = lease.confirmed_at();
     let worker = Worker {
         shared,
+        term: Term::new(lease.deadline()),
         lease,
         sizes,
         unfit: Vec::new(),
@@ -75,6 +77,7 @@ pub(super) async fn run(
 struct Worker {
     shared: Arc<Shared>,
     lease: Lease,
+    term: Term,
     /// The bytes of each record of the slice.
     sizes: Vec<u64>,
     /// The events of the slice that the handler does not get, with their positions.
@@ -323,7 +326,7 @@ impl Worker {
                 Committed::Done => return,
                 Committed::Full => {
                     cost = 0;
-                    self.lease.extend(sent, left);
+                    self.extend(sent, left);
                 }
                 // Stale: the receiver completed the lease before its own answer arrived, or the
                 // lease was revoked.

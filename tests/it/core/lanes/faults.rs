@@ -1,14 +1,22 @@
 //! Ordering keys while events fail, and processes are killed and frozen.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fairlane::clock::{Clock as _, SystemClock, micros};
+use fairlane::handler::{Outcomes, Slice};
+use fairlane::id::BotId;
+use fairlane::queue::CLAIM_TTL;
 
-use super::{BY_DIGIT, LONG};
+use super::{BY_DIGIT, LONG, event};
+use crate::support::bus::add;
+use crate::support::config::{STREAM, config};
 use crate::support::fleet::Fleet;
 use crate::support::history::{Outcome, Record};
-use crate::support::redis::Options;
+use crate::support::instance::Instance;
+use crate::support::recorder::Log;
+use crate::support::redis::{Options, RedisServer};
 use crate::support::wait::eventually;
 
 /// `lease_ttl` of the test.
@@ -138,4 +146,48 @@ async fn each_key_keeps_its_order_although_events_fail_and_processes_are_killed_
     let each = rounds * EACH;
     let handlings = judge(&fleet, bots, each);
     assert!(handlings > bots * each as usize, "some failed: {handlings}");
+}
+
+/// A process that is frozen while one handler runs goes on inside that handler, and then reaches the next one
+/// without a look at its timers. Here, the handler holds its thread instead.
+#[tokio::test]
+async fn no_further_key_is_handled_under_a_lease_that_ended_while_the_process_was_frozen() {
+    for concurrency in ["1", "4"] {
+        let server = RedisServer::start(Options::default());
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let noted = Arc::clone(&calls);
+        let handler = Log::default().handler(move |slice: Slice| {
+            let mut noted = noted.lock().unwrap();
+            let subject = slice.events[0].event.subject().unwrap_or_default().to_owned();
+            noted.push((slice.fence.get(), subject));
+            if noted.len() == 1 {
+                std::thread::sleep(CLAIM_TTL);
+            }
+            async { Ok(Outcomes::done()) }
+        });
+        let settings = [
+            ("pipelines.freeze.order_by", "\"subject\""),
+            ("pipelines.freeze.concurrency", concurrency),
+        ];
+        let instance = Instance::start(&config(&server, "freeze", &settings), handler).await;
+        let events: Vec<String> = ["ann", "bob", "cid"]
+            .into_iter()
+            .enumerate()
+            .map(|(id, key)| event("shop", key, id))
+            .collect();
+        add(&server, STREAM, &events).await;
+        let queue = instance.queue("freeze").clone();
+        let shop = BotId::parse("shop").unwrap();
+        eventually(LONG, "all events are done", async || {
+            let view = queue.view_bot(&shop, SystemClock.now()).await.unwrap();
+            view.depth == 0 && calls.lock().unwrap().len() >= 4
+        })
+        .await;
+        let calls = calls.lock().unwrap().clone();
+        let (first, key) = &calls[0];
+        let under_it: Vec<_> = calls.iter().filter(|(fence, _)| fence == first).collect();
+        assert_eq!(under_it.len(), 1, "{calls:?}");
+        assert!(calls[1..].iter().any(|(_, again)| again == key), "{calls:?}");
+        instance.stop().await;
+    }
 }
