@@ -343,9 +343,13 @@ impl Admission {
                 }
             }
         }
+        self.fill(now);
+    }
+
+    /// Lets waiting requests in after places became free.
+    fn fill(self: &Arc<Self>, now: Duration) {
         if self.ahead(Rank::Last) > 0 {
-            let mut room = self.room();
-            self.hand_out(&mut room, now);
+            self.hand_out(&mut self.room(), now);
         }
     }
 
@@ -404,7 +408,8 @@ impl Admission {
         let Request { operation, class, deadline, .. } = *ask;
         let given = deadline.map(|deadline| deadline.saturating_sub(began));
         let admission = Some(Arc::clone(self));
-        let mut permit = Permit { admission, operation, class, began, given, places: 1 };
+        let mut permit =
+            Permit { admission, operation, class, began, given, places: 1, aside: None };
         permit.grow(ask.places);
         permit
     }

@@ -19,6 +19,8 @@ pub struct Permit {
     /// The remaining deadline when it started.
     pub(super) given: Option<Duration>,
     pub(super) places: usize,
+    /// While it waits for something other than capacity: the places that it left, and since when.
+    pub(super) aside: Option<(usize, Duration)>,
 }
 
 impl Permit {
@@ -56,6 +58,27 @@ impl Permit {
     pub fn without(mut self, waited: Duration) -> Self {
         self.began += waited;
         self
+    }
+
+    /// Leaves the places: the request waits for something other than capacity. A critical one has none.
+    pub fn step_aside(&mut self) {
+        let Some(admission) = self.admission.as_ref().filter(|_| self.class != Class::P0) else {
+            return;
+        };
+        let now = admission.now();
+        self.aside = self.aside.or(Some((self.places, now)));
+        admission.in_flight.fetch_sub(std::mem::take(&mut self.places), Ordering::SeqCst);
+        admission.fill(now);
+    }
+
+    /// Takes the places again, above the limit if need be, and leaves the time since
+    /// [`Self::step_aside`] out of the measurement.
+    pub fn come_back(&mut self) {
+        if let (Some(admission), Some((places, since))) = (&self.admission, self.aside.take()) {
+            admission.in_flight.fetch_add(places, Ordering::SeqCst);
+            self.places = places;
+            self.began += admission.now().saturating_sub(since);
+        }
     }
 
     /// Drops the permit without freeing its first place; the caller frees it.
@@ -149,5 +172,48 @@ impl Drop for Ticket {
         if room.remove(self.rank, self.serial) {
             self.admission.waiting[self.rank as usize].fetch_sub(1, Ordering::SeqCst);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::super::{Decision, Settings};
+    use super::*;
+
+    fn ask(places: usize) -> Request {
+        Request {
+            class: Class::P1,
+            operation: Operation(0),
+            continues: false,
+            caller: 0,
+            is_stranger: false,
+            deadline: None,
+            places,
+        }
+    }
+
+    #[test]
+    fn a_request_that_steps_aside_lets_a_waiting_one_in_and_comes_back_above_the_limit() {
+        let clock = Arc::new(AtomicU64::new(0));
+        let read = Arc::clone(&clock);
+        let ticks = Arc::new(move || Duration::from_micros(read.load(Ordering::SeqCst)));
+        let admission = Admission::new(Settings { limit_max: 1, ..Settings::default() }, ticks);
+        let Decision::Begin(mut first) = admission.ask(&ask(1)) else { panic!("it is free") };
+        let Decision::Wait(mut second) = admission.ask(&ask(1)) else { panic!("it is full") };
+        clock.fetch_add(1_000, Ordering::SeqCst);
+        first.step_aside();
+        first.step_aside();
+        let second = second.try_answer().and_then(Result::ok).expect("its place is free");
+        assert_eq!(admission.state().in_flight, 1);
+        clock.fetch_add(5_000, Ordering::SeqCst);
+        first.come_back();
+        first.come_back();
+        assert_eq!(admission.state().in_flight, 2);
+        assert_eq!(first.began, Duration::from_millis(5), "it did not work meanwhile");
+        drop(second);
+        drop(first);
+        assert_eq!(admission.state().in_flight, 0);
     }
 }

@@ -1,14 +1,15 @@
 //! Turns for answers of several MiB: one at a time, by turns over tokens.
 //!
 //! Such an answer keeps a thread, Redis and megabytes of memory busy for a while. Side by side,
-//! those of one token would delay the requests of all others. A request that waits holds its place in
-//! flight, so few of a token wait: further ones are refused.
+//! those of one token would delay the requests of all others. A request that waits holds memory and a
+//! connection, so few of a token wait: further ones are refused. It holds no place in flight.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
+use super::admit::aside;
 use super::problem::{Kind, Problem};
 
 /// Gives one turn at a time.
@@ -85,7 +86,7 @@ impl LargeReads {
             told
         };
         // The sender is dropped only together with all waiting requests.
-        Ok(told.await.unwrap_or_else(|_| self.turn()))
+        Ok(aside(told).await.unwrap_or_else(|_| self.turn()))
     }
 
     fn refusal(&self) -> Problem {

@@ -25,6 +25,7 @@
 //! Once the route has accepted the token, quotas are charged ([`AdmissionGate::charge`]).
 
 mod answers;
+mod aside;
 mod bodies;
 mod charge;
 mod refuse;
@@ -42,7 +43,7 @@ use std::time::Duration;
 use ::metrics::Histogram;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{Extensions, HeaderName, HeaderValue, Method, Uri};
+use axum::http::{Extensions, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use hyper::body::Body as _;
@@ -50,6 +51,8 @@ use tokio::time::Instant;
 
 pub(super) use self::answers::Unread;
 use self::answers::{SMALL, UnreadAnswers, readers};
+pub(super) use self::aside::aside;
+use self::aside::{permit_of, permitted};
 use self::bodies::{SlowBodies, discard, senders};
 pub(crate) use self::charge::QuotaSettings;
 use self::charge::{UsedQuotas, Whose};
@@ -363,7 +366,7 @@ pub(super) async fn admit(
         let (parts, body) = request.into_parts();
         let headers = parts.headers.clone();
         let response = next.run(Request::from_parts(parts, Body::empty())).await;
-        let response = hold(permit, response);
+        let response = hold(Some(permit), response);
         discard(&headers, body).await;
         return gate.send(route, &ask, &seen, response).await;
     }
@@ -374,7 +377,7 @@ pub(super) async fn admit(
         }
         Err(Turned::Shed(reason)) => return gate.refuse(route, &ask, &seen, reason).await,
     };
-    let work = pin!(async {
+    let mut work = pin!(permitted(permit, async {
         match within {
             None => Ok(next.run(request).await),
             Some(within) => {
@@ -382,9 +385,12 @@ pub(super) async fn admit(
                 Within::new(until, request_deadline::until(until, next.run(request))).await
             }
         }
-    });
-    let answered =
-        if class == Class::P0 { work.await } else { gate.begin(class, seen.waited, work).await };
+    }));
+    let answered = match class {
+        Class::P0 => work.as_mut().await,
+        _ => gate.begin(class, seen.waited, work.as_mut()).await,
+    };
+    let permit = permit_of(work);
     if let Ok(response) = answered {
         return gate.send(route, &ask, &seen, hold(permit, response)).await;
     }
@@ -465,10 +471,11 @@ async fn with_body(
 
 /// Frees the place and counts the duration once the head is ready. A streamed body holds the place
 /// until it ends, and its duration does not count.
-fn hold(permit: Permit, response: Response) -> Response {
-    if response.headers().contains_key(SHED_REASON) {
-        return response; // A refusal says nothing about durations.
-    }
+fn hold(permit: Option<Permit>, response: Response) -> Response {
+    let is_refusal = response.status() == StatusCode::TOO_MANY_REQUESTS
+        || response.headers().contains_key(SHED_REASON);
+    // A refusal says nothing about durations.
+    let Some(permit) = permit.filter(|_| !is_refusal) else { return response };
     let permit = match response.extensions().get() {
         Some(Waited(waited)) => permit.without(*waited),
         None => permit,
