@@ -405,11 +405,8 @@ impl Admission {
     }
 
     fn permit(self: &Arc<Self>, ask: &Request, began: Duration) -> Permit {
-        let Request { operation, class, deadline, .. } = *ask;
-        let given = deadline.map(|deadline| deadline.saturating_sub(began));
-        let admission = Some(Arc::clone(self));
-        let mut permit =
-            Permit { admission, operation, class, began, given, places: 1, aside: None };
+        let given = ask.deadline.map(|deadline| deadline.saturating_sub(began));
+        let mut permit = Permit::new(Arc::clone(self), ask, began, given);
         permit.grow(ask.places);
         permit
     }

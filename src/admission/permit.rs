@@ -24,6 +24,18 @@ pub struct Permit {
 }
 
 impl Permit {
+    /// With one place.
+    pub(super) fn new(
+        admission: Arc<Admission>,
+        ask: &Request,
+        began: Duration,
+        given: Option<Duration>,
+    ) -> Self {
+        let Request { operation, class, .. } = *ask;
+        let admission = Some(admission);
+        Self { admission, operation, class, began, given, places: 1, aside: None }
+    }
+
     /// Raises the number of places of a request that turns out to be larger. Never lowers it.
     pub fn grow(&mut self, places: usize) {
         let Some(admission) = self.admission.as_ref().filter(|_| self.class != Class::P0) else {
