@@ -346,7 +346,8 @@ impl Load {
 
     /// What operators do: they look, pause, resume, break leases, and replay.
     pub(crate) async fn operate(&self) {
-        let mut paused = VecDeque::new();
+        // Each action comes once, also in a short campaign on a slow machine. Then chance decides.
+        let (mut paused, mut first) = (VecDeque::new(), 0..7);
         while !self.ends() {
             // A pause whose answer was lost may take effect after the operator ended it.
             while paused.front().is_some_and(|&(at, _): &(u64, String)| now_us() > at + LATE_US) {
@@ -358,7 +359,7 @@ impl Load {
             let (name, bots, ..) = PIPELINES[pipeline];
             let bot = format!("{name}-{}", rand::rng().random_range(0..bots));
             let of_bot = format!("/v1/pipelines/{name}/bots/{bot}");
-            let action = rand::rng().random_range(0..7);
+            let action = first.next().unwrap_or_else(|| rand::rng().random_range(0..7));
             match action {
                 0 => {
                     let body = json!({ "reason": "the campaign" });

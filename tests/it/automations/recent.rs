@@ -85,7 +85,9 @@ async fn a_profile_that_is_replaced_over_http_between_two_events_counts_for_the_
 #[tokio::test]
 async fn a_profile_is_read_once_for_many_slices() {
     let stores = Stores::start(Persistence::Always);
-    let node = Node::start(&stores, RULES).await;
+    // A slice whose lease is lost on a busy machine reads the profile again.
+    let lease_ttl = ("pipelines.automations.lease_ttl", "\"10s\"");
+    let node = Node::start(&stores, &[RULES, &[lease_ttl]].concat()).await;
     rules(&node.client()).await;
     let second_read = node.mongo.intercept(on("find", SUBSCRIBERS), 2, Interception::Watch);
     let last_write = node.mongo.intercept(writes_to(SUBSCRIBERS), 6, Interception::Watch);

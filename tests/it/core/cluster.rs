@@ -24,7 +24,7 @@ use crate::support::history::Record;
 use crate::support::instance::Instance;
 use crate::support::recorder::Log;
 use crate::support::redis::{Options, RedisBackend as _, RedisServer};
-use crate::support::wait::eventually;
+use crate::support::wait::{eventually, tried};
 
 const LONG: Duration = Duration::from_secs(60);
 /// The primary of the bus stream. The primaries before and after it have shards too.
@@ -50,8 +50,11 @@ async fn on_a_cluster_others_go_on_after_a_kill_in_mid_slice() {
 
 #[tokio::test]
 async fn a_primary_that_lost_its_scripts_disturbs_no_process() {
-    let cluster = three(Options::default()).await;
-    forgotten(Fleet::on(cluster, 40, &[]), |cluster| &cluster.nodes[2]).await;
+    tried(3, async |is_last| {
+        let cluster = three(Options::default()).await;
+        forgotten(Fleet::on(cluster, 40, &[]), |cluster| &cluster.nodes[2], is_last).await
+    })
+    .await;
 }
 
 #[tokio::test]

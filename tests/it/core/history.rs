@@ -37,10 +37,7 @@ async fn answer(call: Call) -> Reply {
         "failing" => Reply::new(500, "oops"),
         "partial" if call.ids().len() == 3 => Reply::new(200, r#"{"ack":2}"#),
         "away" => Reply::new(503, "closed").with("retry-after", "60"),
-        "late" if first => {
-            tokio::time::sleep(Duration::from_secs(2)).await;
-            Reply::new(200, "")
-        }
+        "late" if first => std::future::pending().await,
         "later" => Reply::new(202, ""),
         _ => Reply::new(200, "fine"),
     }
@@ -49,7 +46,7 @@ async fn answer(call: Call) -> Reply {
 #[tokio::test]
 async fn each_attempt_is_kept_with_its_end_its_events_and_the_answer_of_the_receiver() {
     let settings =
-        [("pipelines.test.handler_timeout", "\"500ms\""), ("pipelines.test.max_attempts", "2")];
+        [("pipelines.test.handler_timeout", "\"4s\""), ("pipelines.test.max_attempts", "2")];
     let push = Push::new(&settings, answer).await;
     for bot in ["good", "failing", "away", "late", "later"] {
         push.publish(bot, 0..1).await;

@@ -160,13 +160,13 @@ async fn a_handler_is_not_told_of_the_end_of_a_slice_that_it_did_not_get() {
 async fn an_event_older_than_max_age_is_not_handled() {
     let server = RedisServer::start(Options::default());
     let log = Log::default();
-    let settings = [("pipelines.age.max_age", "\"500ms\"")];
+    let settings = [("pipelines.age.max_age", "\"5s\"")];
     let instance = Instance::start(&config(&server, "age", &settings), log.content()).await;
     let queue = instance.queue("age");
     queue.pause(Some(&bot())).await.unwrap();
     add(&server, STREAM, &events(0..3)).await;
     has(queue, 3).await;
-    let old = SystemClock.now() + Duration::from_millis(600);
+    let old = SystemClock.now() + Duration::from_millis(5_100);
     eventually(LONG, "they are old", async || SystemClock.now() > old).await;
     add(&server, STREAM, &events(3..5)).await;
     has(queue, 5).await;

@@ -249,7 +249,7 @@ async fn an_unavailable_receiver_costs_no_attempt_and_no_event() {
 
 #[tokio::test]
 async fn silence_ends_with_the_handlers_time_and_is_retried() {
-    let settings = [("pipelines.test.handler_timeout", "\"300ms\"")];
+    let settings = [("pipelines.test.handler_timeout", "\"3s\"")];
     let push = Push::new(&settings, |call| async move {
         match call.number {
             0 => std::future::pending().await,
@@ -265,9 +265,10 @@ async fn silence_ends_with_the_handlers_time_and_is_retried() {
     let attempts: Vec<_> = calls.iter().map(|call| call.json()["attempt"].clone()).collect();
     assert_eq!(attempts, [1, 2, 3], "silence and a broken connection are attempts");
     let left: u64 = calls[0].headers["x-deadline-ms"].parse().unwrap();
-    assert!((100..=300).contains(&left), "{left}");
+    assert!((1_000..=3_000).contains(&left), "{left}");
     let waited = calls[1].after(&calls[0]);
-    assert!(waited >= Duration::from_millis(250), "{waited:?}");
+    // The first call may arrive late.
+    assert!(waited >= Duration::from_millis(left * 5 / 6), "{waited:?} of {left} ms");
     assert_eq!(losses(&process).await, 0);
 }
 

@@ -172,10 +172,11 @@ async fn after_the_reading_process_is_killed_another_reads_the_bus_soon() {
     let mut reader = Served::start(&config).await;
     eventually(LONG, "it reads", async || reads(&reader)).await;
     let stalls = Stalls::watch();
-    let mut worst = Duration::ZERO;
+    let (mut usual, mut worst) = (Duration::ZERO, Duration::ZERO);
     for id in 1..=3 {
         let next = Served::start(&config).await;
         // The new process has its workers and waits for the lock.
+        let added = Instant::now();
         add(&server, STREAM, &[event("b", "test", format!("before-{id}"))]).await;
         let handled = |served: &Served, what: &str| served.log().contains(what);
         let before = format!("\"before-{id}\"");
@@ -183,6 +184,7 @@ async fn after_the_reading_process_is_killed_another_reads_the_bus_soon() {
             handled(&reader, &before) || handled(&next, &before)
         })
         .await;
+        usual = usual.max(added.elapsed());
         reader.kill9();
         let killed = Instant::now();
         add(&server, STREAM, &[event("b", "test", format!("after-{id}"))]).await;
@@ -194,7 +196,7 @@ async fn after_the_reading_process_is_killed_another_reads_the_bus_soon() {
     }
     let stall = stalls.longest();
     println!("a dead reader was replaced within {worst:?}");
-    assert!(worst < SOON + stall, "{worst:?}, and the machine stood still for {stall:?}");
+    assert!(worst < SOON + stall + usual, "{worst:?}; {usual:?} with a reader, stall {stall:?}");
 }
 
 #[tokio::test]

@@ -19,6 +19,8 @@ const LONG: Duration = Duration::from_secs(60);
 /// readers waited 2 to 7 s.
 const SOON: Duration = Duration::from_millis(1_500);
 const READ_TIMEOUT: Duration = Duration::from_millis(250);
+/// `/readyz` waits a second for a Redis that is silent.
+const READY: Duration = Duration::from_secs(3);
 /// A slow machine may need several: a store that is only slow looks like one that hangs.
 const TRIES: usize = 10;
 const TOTALS: &str = "/v1/bots/bot/counters?ids=cached,stored";
@@ -50,6 +52,14 @@ async fn timed(client: &Client, path: &str) -> (Response, Duration) {
     let took = started.elapsed();
     watch.within(SOON, &format!("{path}, {answer:?}"));
     (answer, took)
+}
+
+/// Reads whether the process is alive and ready, and checks that it tells it soon.
+async fn probe(health: &Client) {
+    assert_eq!(read(health, "/healthz").await.code, 200);
+    let watch = Stopwatch::start();
+    let ready = health.get("/readyz").await;
+    watch.within(READY, &format!("{ready:?}"));
 }
 
 /// So many ads without views.
@@ -101,9 +111,7 @@ impl Rig {
     /// The other pipeline continues, and the process reports that it is alive and ready.
     async fn others_go_on(&self, id: &str) {
         let health = Client::new(&self.node.served.metrics());
-        for probe in ["/healthz", "/readyz"] {
-            read(&health, probe).await;
-        }
+        probe(&health).await;
         let done = async || {
             let text = String::from_utf8(read(&health, "/metrics").await.body).unwrap();
             let name = "fairlane_events_total{pipeline=\"other\",outcome=\"done\"} ";
@@ -262,9 +270,7 @@ async fn while_both_stores_hang_readers_are_refused_soon_and_come_back_by_themse
             assert_eq!(answer.code, 503, "{path}: {answer:?}");
             assert!(answer.header("retry-after").is_some(), "{answer:?}");
         }
-        let health = Client::new(&rig.node.served.metrics());
-        assert_eq!(read(&health, "/healthz").await.code, 200);
-        read(&health, "/readyz").await;
+        probe(&Client::new(&rig.node.served.metrics())).await;
     }
     drop((redis, mongo));
     rig.totals(200, json!({ "totals": { "cached": 2, "stored": 3 } })).await;

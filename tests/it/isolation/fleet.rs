@@ -22,7 +22,7 @@ use crate::support::receiver::Receiver;
 use crate::support::recorder::{Log, Noting};
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::Served;
-use crate::support::wait::{Stopwatch, eventually};
+use crate::support::wait::{Stopwatch, eventually, judged, tried};
 
 const LONG: Duration = Duration::from_secs(60);
 /// A quiet bot's event is handled within this, whatever a hostile one does. On an idle machine it
@@ -54,14 +54,23 @@ fn handled(log: &Log, bot: &str) -> usize {
 
 /// Publishes events of a quiet bot one after the other, and waits until each is handled.
 async fn quiet_is_served(server: &RedisServer, log: &Log, count: usize) {
+    assert!(quiet_is_soon(server, log, count, false).await);
+}
+
+/// The same. Returns whether each was handled soon: with an excuse, the caller tries again.
+async fn quiet_is_soon(server: &RedisServer, log: &Log, count: usize, is_excused: bool) -> bool {
     let before = handled(log, "quiet");
     for id in 0..count {
         let published = Stopwatch::start();
         add(server, STREAM, &[event("quiet", "test", before + id)]).await;
         let is_done = async || handled(log, "quiet") > before + id;
         eventually(LONG, "the quiet bot's event is handled", is_done).await;
-        published.within_steps(SOON, STEPS, "the quiet bot's event is handled");
+        let soon = || published.within_steps(SOON, STEPS, "the quiet bot's event is handled");
+        if !judged(is_excused, soon) {
+            return false;
+        }
     }
+    true
 }
 
 /// An event with nearly as much data as the bus takes.
@@ -161,13 +170,23 @@ async fn heavy_rules_of_one_bot_delay_no_rules_of_another() {
     rig.publish(&heavy).await;
     let waiting = async || automation_rig::depth(&rig.stores).await;
     eventually(LONG, "they wait", async || waiting().await > 100).await;
-    for id in 0..5 {
-        let published = Stopwatch::start();
-        let id_text = format!("quiet-{id}");
-        rig.publish(&[automation_rig::event("quiet", "bob", &id_text, "ask", json!({}))]).await;
-        eventually(LONG, "the rule is applied", async || receiver.called() > id).await;
-        published.within(Duration::from_secs(1), "the rule is applied");
-    }
+    let mut asked = 0;
+    tried(3, async |is_last| {
+        for _ in 0..5 {
+            let published = Stopwatch::start();
+            asked += 1;
+            let id = format!("quiet-{asked}");
+            rig.publish(&[automation_rig::event("quiet", "bob", &id, "ask", json!({}))]).await;
+            eventually(LONG, "the rule is applied", async || receiver.called() >= asked).await;
+            let second = Duration::from_secs(1);
+            let soon = || published.within_steps(second, STEPS, "the rule is applied");
+            if !judged(!is_last, soon) {
+                return false;
+            }
+        }
+        true
+    })
+    .await;
     assert!(waiting().await > 0, "there was a backlog all the time");
     drop(rig.instance);
 }
@@ -192,7 +211,7 @@ async fn checks_of_long_filters_wait_by_turns_and_costly_classes_are_refused() {
         assert!(detail.contains("ignores the case of a class"), "{detail}");
     }
     let long = format!("event.data.n in [{}]", vec!["-1"; 400].join(","));
-    let flood = join_all((0..40).map(|_| test(&long)));
+    let flood = join_all((0..80).map(|_| test(&long)));
     let quiet = async {
         // Behind the flood. On a slow machine it is before the flood, and this shows nothing.
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -247,17 +266,19 @@ async fn exports_that_one_tenant_never_reads_delay_no_other() {
     .await;
     // The top ads of a page are an export too.
     for (bot, shown) in [("hostile", "Busy: "), ("quiet", "ad-1")] {
-        let page = rig.client.get(&format!("/counters?bot={bot}")).await;
-        let page = String::from_utf8(page.body).unwrap();
-        assert!(page.contains(shown), "{page}");
+        let path = format!("/counters?bot={bot}");
+        eventually(LONG, shown, async || {
+            String::from_utf8(rig.client.get(&path).await.body).unwrap().contains(shown)
+        })
+        .await;
     }
     for _ in 0..10 {
-        let asked = Instant::now();
+        let asked = Stopwatch::start();
         let totals = rig.client.get("/v1/bots/quiet/counters?ids=ad-1").await;
         assert_eq!((totals.code, &totals.json()["totals"]["ad-1"]), (200, &json!(1)));
         let export = rig.client.get("/v1/bots/quiet/counters/export?day=2026-11-01").await;
         assert_eq!(export.code, 200, "{export:?}");
-        assert!(asked.elapsed() < SOON, "they took {:?}", asked.elapsed());
+        asked.within_steps(SOON, 2, "they are answered");
     }
     drop(open);
     drop(rig.instance);
@@ -278,8 +299,14 @@ async fn watch(page: &mut TcpStream, shown: &AtomicUsize) {
     }
 }
 
-#[tokio::test]
+/// On a runtime with one thread, pages and events share what a busy machine leaves of one processor.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn live_pages_of_a_full_bot_delay_no_events_of_another() {
+    tried(3, pages_delay_none).await;
+}
+
+/// False: a busy machine may have delayed the events.
+async fn pages_delay_none(is_last: bool) -> bool {
     let (server, log) = (RedisServer::start(Options::default()), Log::default());
     let instance = Instance::start(&config(&server, "watched", &[]), log.content()).await;
     let client = instance.client();
@@ -303,16 +330,20 @@ async fn live_pages_of_a_full_bot_delay_no_events_of_another() {
         eventually(LONG, "each page is shown again", async || each_is_shown(2)).await;
         let begun = Instant::now();
         while !each_is_shown(4) {
-            quiet_is_served(&server, &log, 10).await;
+            if !quiet_is_soon(&server, &log, 10, !is_last).await {
+                return false;
+            }
             assert!(begun.elapsed() < LONG, "the pages are not shown again");
         }
+        true
     };
-    tokio::select! {
+    let is_soon = tokio::select! {
         _ = watching => unreachable!("they have no end"),
-        () = beside => {}
-    }
+        is_soon = beside => is_soon,
+    };
     drop(pages);
     drop(instance);
+    is_soon
 }
 
 /// The series of a process: names and labels, without values.

@@ -383,8 +383,7 @@ async fn one_that_is_cancelled_or_moved_is_not_sent_then() {
     let rig = Rig::new(&[]);
     let instance = rig.start().await;
     let receiver = Receiver::content().await;
-    let soon =
-        NewNotification { when: When::After(Duration::from_millis(400)), ..to(receiver.url()) };
+    let soon = NewNotification { when: When::After(Duration::from_secs(3)), ..to(receiver.url()) };
     let (cancelled, moved) = (accept(&instance, &soon).await, accept(&instance, &soon).await);
     let now = kept(&instance, cancelled).await;
     let amend = instance.notifications().amend(&now, Amendment::Cancel).await.unwrap();
@@ -392,7 +391,8 @@ async fn one_that_is_cancelled_or_moved_is_not_sent_then() {
     let far = Amendment::Move(When::After(Duration::from_secs(3_600)));
     let now = kept(&instance, moved).await;
     assert_eq!(instance.notifications().amend(&now, far).await.unwrap(), Amended::Done);
-    let soon = Amendment::Move(When::After(Duration::from_millis(800)));
+    // When it is sent, the other one would have been, too.
+    let soon = Amendment::Move(When::After(Duration::from_millis(3_500)));
     let last = accept(&instance, &to(receiver.url())).await;
     ends(&instance, last, State::Sent).await;
     assert_eq!(instance.notifications().amend(&now, soon).await.unwrap(), Amended::Done);

@@ -182,28 +182,46 @@ impl<S: RedisBackend> Fleet<S> {
     /// The longest time for which no process handled a bot that was not done yet, and how long a bot usually
     /// waits for its next lease: the median over all leases of all bots.
     pub(crate) fn rests(&self) -> (Duration, Duration) {
+        let (mut longest, mut turns) = (0, Vec::new());
+        self.each_rest(|rest, _, is_turn| {
+            longest = longest.max(rest);
+            if is_turn {
+                turns.push(rest);
+            }
+        });
+        turns.sort_unstable();
+        let usual = turns.get(turns.len() / 2).copied().unwrap_or_default();
+        (Duration::from_micros(longest), Duration::from_micros(usual))
+    }
+
+    /// The longest of these times that ended before `before_us`.
+    pub(crate) fn longest_rest(&self, before_us: u64) -> Duration {
+        let mut longest = 0;
+        self.each_rest(|rest, ended, _| {
+            if ended < before_us {
+                longest = longest.max(rest);
+            }
+        });
+        Duration::from_micros(longest)
+    }
+
+    /// Calls `each` with every time between two handlings of a bot: how long it was and when it ended, in us,
+    /// and whether another lease began then.
+    fn each_rest(&self, mut each: impl FnMut(u64, u64, bool)) {
         let mut bots: FxHashMap<String, Vec<(u64, u64, u64)>> = FxHashMap::default();
         self.records(|record| {
             if let Record::Handled { bot, fence, started, ended, .. } = *record {
                 bots.entry(bot.to_owned()).or_default().push((started, ended, fence));
             }
         });
-        let (mut longest, mut turns) = (0, Vec::new());
         for handlings in bots.values_mut() {
             handlings.sort_unstable();
             let (_, mut until, mut lease) = handlings[0];
             for &(started, ended, fence) in &handlings[1..] {
-                let rest = started.saturating_sub(until);
-                longest = longest.max(rest);
-                if fence != lease {
-                    turns.push(rest);
-                }
+                each(started.saturating_sub(until), started, fence != lease);
                 (until, lease) = (until.max(ended), fence);
             }
         }
-        turns.sort_unstable();
-        let usual = turns.get(turns.len() / 2).copied().unwrap_or_default();
-        (Duration::from_micros(longest), Duration::from_micros(usual))
     }
 
     /// `/metrics` of a worker.

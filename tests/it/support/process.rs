@@ -59,6 +59,11 @@ impl WorkerProcess {
         String::from_utf8_lossy(&output[..complete]).lines().map(str::to_owned).collect()
     }
 
+    /// Whether it lost a lease before its slice was completed. On a slow machine that is no fault.
+    pub(crate) fn lost_a_lease(&self) -> bool {
+        self.lines().iter().any(|line| line.contains("the lease was lost before"))
+    }
+
     pub(crate) fn kill9(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

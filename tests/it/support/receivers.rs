@@ -9,6 +9,7 @@ use serde::Deserialize;
 use tempfile::TempDir;
 
 use super::process::variable;
+use super::redis::free_address;
 
 /// One push, as the Python receiver logged it.
 #[derive(Debug, Deserialize)]
@@ -118,9 +119,7 @@ impl ExampleReceiver {
         now: Option<u64>,
     ) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        drop(listener);
+        let address = free_address();
         let log = fs::File::create(directory.path().join("log")).unwrap();
         let port = address.port().to_string();
         let mut command = Command::new(interpreter);
@@ -209,9 +208,7 @@ impl ExampleReceiver {
 
     fn php_with(secret: &str, arguments: impl FnOnce(&mut Command, &str)) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        drop(listener);
+        let address = free_address().to_string();
         let mut php = Command::new("php");
         arguments(&mut php, &address);
         let child = php

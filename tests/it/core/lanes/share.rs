@@ -238,9 +238,14 @@ async fn takes(pipeline: &str, concurrency: &str) -> (Duration, Duration) {
 
 #[tokio::test]
 async fn a_hot_bot_gains_from_several_keys_at_once() {
+    tried(3, gains).await;
+}
+
+/// False: a busy machine may have delayed the eight keys.
+async fn gains(is_last: bool) -> bool {
     let (one, eight) = (takes("slow", "1").await, takes("fast", "8").await);
     let told = format!("one key at a time, and the longest stall: {one:?}, eight: {eight:?}");
     println!("{told}");
     let moving = |(took, stall): (Duration, Duration)| took.saturating_sub(stall);
-    assert!(moving(eight) * 2 < moving(one), "{told}");
+    judged(!is_last, || assert!(moving(eight) * 2 < moving(one), "{told}"))
 }

@@ -61,7 +61,7 @@ async fn a_replay_that_redis_does_not_answer_names_its_id_before_the_deadline_of
     let (rig, proxy, instance) = twenty_handled_behind_a_proxy().await;
     let client = instance.client();
     let put = proxy.intercept(holds(["}:replay:"]), 1, Interception::HoldReply);
-    let (path, headers) = ("/v1/pipelines/work/replay", [JSON, ("x-deadline-ms", "2000")]);
+    let (path, headers) = ("/v1/pipelines/work/replay", [JSON, ("x-deadline-ms", "4000")]);
     let answer = client.send("POST", path, &headers, br#"{"from":"1h ago"}"#).await;
     assert_eq!((answer.code, answer.problem().as_str()), (503, "unavailable"), "{answer:?}");
     let detail = answer.json()["detail"].as_str().unwrap().to_owned();
@@ -81,7 +81,7 @@ async fn a_replay_that_redis_does_not_answer_names_its_id_before_the_deadline_of
 async fn a_replay_that_is_interrupted_before_it_puts_an_event_says_so() {
     let (rig, proxy, instance) = twenty_handled_behind_a_proxy().await;
     let client = instance.client();
-    let (path, headers) = ("/v1/pipelines/work/replay", [JSON, ("x-deadline-ms", "2000")]);
+    let (path, headers) = ("/v1/pipelines/work/replay", [JSON, ("x-deadline-ms", "4000")]);
     for nth in [1, 2] {
         let held = proxy.intercept(holds(["fl:replay:"]), nth, Interception::HoldReply);
         let answer = client.send("POST", path, &headers, br#"{"from":"1h ago"}"#).await;
@@ -105,7 +105,7 @@ async fn a_replay_that_is_interrupted_before_it_puts_an_event_says_so() {
 async fn a_replay_whose_interrupted_call_stored_it_goes_on_by_its_id() {
     let (rig, proxy, instance) = twenty_handled_behind_a_proxy().await;
     let client = instance.client();
-    let (path, headers) = ("/v1/pipelines/work/replay", [JSON, ("x-deadline-ms", "2000")]);
+    let (path, headers) = ("/v1/pipelines/work/replay", [JSON, ("x-deadline-ms", "4000")]);
     let asked = json!({ "id": "mine", "from": "1h ago" });
     let held = proxy.intercept(holds(["SET", "fl:replay:mine"]), 1, Interception::HoldReply);
     let answer = client.send("POST", path, &headers, asked.to_string().as_bytes()).await;

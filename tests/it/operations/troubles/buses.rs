@@ -65,8 +65,9 @@ async fn a_kafka_broker_that_is_gone_shows_within_seconds() {
         ..Trouble::default()
     };
     scene.is_quiet(&trouble).await;
-    let began = Instant::now();
+    // It answers until it has stopped.
     broker.stop();
+    let began = Instant::now();
     scene.shows(&trouble, began).await;
     broker.restart();
     scene.ends(&trouble).await;

@@ -105,6 +105,8 @@ struct Scene {
     prometheus: Prometheus,
     dir: tempfile::TempDir,
     stalls: Stalls,
+    /// How long it takes to look everywhere, without a trouble.
+    look: Duration,
 }
 
 impl Scene {
@@ -125,14 +127,14 @@ impl Scene {
             .replace("\"fairlane:9464\"", &targets.join(", "))
             .replace(": 5s", &format!(": {}s", SCRAPE.as_secs()));
         let prometheus = Prometheus::start(&config, &read("dashboards/alerts.yml")).await;
-        let scene = Self { served, looking, prometheus, dir, stalls };
+        let mut scene = Self { served, looking, prometheus, dir, stalls, look: Duration::ZERO };
         // The first scrapes are a few seconds after the start of Prometheus.
         eventually(LONG, "every process is scraped", async || {
             let found = scene.prometheus.query("count_over_time(up[1m]) > 1").await;
             found.unwrap().len() == scene.served.len()
         })
         .await;
-        scene.calms().await;
+        scene.look = scene.calms().await;
         scene
     }
 
@@ -149,11 +151,12 @@ impl Scene {
         tokio::task::spawn_blocking(run).await.unwrap()
     }
 
-    /// Waits until nothing is wrong anywhere.
-    async fn calms(&self) {
+    /// Waits until nothing is wrong anywhere. Returns how long the last look took.
+    async fn calms(&self) -> Duration {
         let mut left = String::new();
         let calm = async {
             loop {
+                let began = Instant::now();
                 let ran = self.ran(&["status"]).await;
                 let page = self.page().await;
                 let listed = self.listed().await["problems"].clone();
@@ -164,13 +167,13 @@ impl Scene {
                     && listed == serde_json::json!([])
                     && metrics.is_empty()
                 {
-                    return;
+                    return began.elapsed();
                 }
                 tokio::time::sleep(LONG_POLL).await;
             }
         };
         let calmed = tokio::time::timeout(LONG, calm).await;
-        assert!(calmed.is_ok(), "something is wrong without a trouble:\n{left}");
+        calmed.unwrap_or_else(|_| panic!("something is wrong without a trouble:\n{left}"))
     }
 
     /// Waits until the bus shows no unread entry, after at least one was copied.
@@ -299,8 +302,8 @@ impl Scene {
         );
         self.is_told(trouble, &it).await;
         self.agree(trouble).await;
-        // A pause of the machine delays several steps one after the other.
-        let slack = self.stalls.longest() * 4;
+        // A pause of the machine delays several steps one after the other. On a busy one, each look is slow.
+        let slack = self.stalls.longest() * 4 + self.look;
         for (what, time, limit) in [
             ("status", status, SOON),
             ("the page", page, SOON),
