@@ -43,6 +43,16 @@ struct Known {
     all: Instant,
 }
 
+impl Known {
+    /// How far before the newest change the next query begins. Once one began long enough after that change
+    /// was seen, no earlier one can appear. Time without a query, such as a pause of the process, does not
+    /// count.
+    fn back(&self) -> Duration {
+        let queried = self.read.saturating_duration_since(self.seen);
+        if queried < OVERLAP { OVERLAP } else { Duration::ZERO }
+    }
+}
+
 /// Watches until the soft stop.
 pub(crate) async fn run(automations: Automations, shutdown: Shutdown) {
     let mut known: Option<Known> = None;
@@ -133,9 +143,7 @@ async fn changes(automations: &Automations, known: &mut Known) -> Result<(), Mon
     let begun = Instant::now();
     let (store, subscriptions) = (automations.store(), automations.subscriptions());
     let doubts = subscriptions.doubts();
-    // Once the newest change was seen long enough ago, no earlier one can appear.
-    let back = if known.seen.elapsed() < OVERLAP { OVERLAP.as_millis() } else { 0 };
-    let back = i64::try_from(back).unwrap_or(i64::MAX);
+    let back = i64::try_from(known.back().as_millis()).unwrap_or(i64::MAX);
     let newest = known.newest.map_or(0, DateTime::timestamp_millis);
     let changed = store.changes(DateTime::from_millis((newest - back).max(0))).await?;
     let mut bots: HashSet<_> = doubts.bots.iter().cloned().collect();
@@ -160,4 +168,24 @@ async fn changes(automations: &Automations, known: &mut Known) -> Result<(), Mon
     known.recent = changed.into_iter().map(|Changed { id, version, .. }| (id, version)).collect();
     known.read = begun;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_query_overlaps_with_earlier_changes_also_after_a_pause_of_the_process() {
+        let seen = Instant::now();
+        let recent = HashMap::new();
+        let mut known = Known { newest: None, seen, recent, read: seen, all: seen };
+        let mut back = |read: Duration| {
+            known.read = seen + read;
+            known.back()
+        };
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert_eq!(back(Duration::ZERO), OVERLAP, "nothing was read since");
+        assert_eq!(back(OVERLAP.saturating_sub(Duration::from_millis(1))), OVERLAP);
+        assert_eq!(back(OVERLAP), Duration::ZERO);
+    }
 }

@@ -207,7 +207,7 @@ impl RedisStream {
         // What was trimmed stays so.
         let trimmed = reading.trimmed;
         *reading = Reading { at: lowest, entries, extent, trimmed, ..Reading::default() };
-        Ok(Opened { at: lowest, entries, lost })
+        Ok(Opened { at: lowest, entries, lost, noted: noted.map(|(offset, _)| offset) })
     }
 
     /// Reports entries between `after` and the first one of `fetched` that were trimmed before they were

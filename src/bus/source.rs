@@ -56,6 +56,8 @@ pub struct Opened {
     pub entries: u64,
     /// Number of entries that are gone and were not copied, at most.
     pub lost: u64,
+    /// The position that an earlier session noted last, if the bus asked for it.
+    pub noted: Option<Offset>,
 }
 
 /// How far a log is copied.

@@ -20,8 +20,6 @@ use crate::trace::{self, Span, TraceContext, Tracer};
 const RECHECK: Duration = Duration::from_secs(5);
 /// Timeout of the call.
 const SEND: Duration = Duration::from_secs(15);
-/// Maximum duration of a send, recheck included, unless the process is suspended.
-pub(super) const LONGEST: Duration = Duration::from_secs(20);
 /// Maximum length of a recheck answer that can be `ok`, in bytes.
 const OK_MAX_BYTES: usize = 64;
 /// Pauses before the attempts after the first one; the last pause repeats.
@@ -51,15 +49,15 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// Sends a notification, at `now` since 1970.
-    pub(super) async fn send(&self, begun: &Begun, now: Duration) -> Ending {
-        match self.try_send(begun, now).await {
+    /// Sends a notification, at `now` since 1970. Each call of it ends by `until`.
+    pub(super) async fn send(&self, begun: &Begun, now: Duration, until: Instant) -> Ending {
+        match self.try_send(begun, now, until).await {
             Ok(()) => Ending::Sent,
             Err(ending) => ending,
         }
     }
 
-    async fn try_send(&self, begun: &Begun, now: Duration) -> Result<(), Ending> {
+    async fn try_send(&self, begun: &Begun, now: Duration, until: Instant) -> Result<(), Ending> {
         let url = self.url(&begun.url)?;
         let more = self.more(begun, &url).map_err(Ending::Dead)?;
         let traced = TraceContext::from_text(&begun.trace);
@@ -82,7 +80,7 @@ impl Calls {
             // host.
             headers.extend(self.more(begun, &recheck).unwrap_or_default());
             let call = (Method::GET, headers, Vec::new());
-            let answer = self.call(begun, &recheck, call, RECHECK, traced).await?;
+            let answer = self.call(begun, &recheck, call, (RECHECK, until), traced).await?;
             rechecked(&answer, begun.attempts, now)?;
         }
         let method = begun
@@ -93,7 +91,7 @@ impl Calls {
         let media = media(&body);
         let mut headers = sign::headers(&self.secrets, whose, &id, now, &body, media);
         headers.extend(more);
-        let answer = self.call(begun, &url, (method, headers, body), SEND, traced).await?;
+        let answer = self.call(begun, &url, (method, headers, body), (SEND, until), traced).await?;
         sent(&answer, begun.attempts, now)
     }
 
@@ -119,10 +117,15 @@ impl Calls {
         begun: &Begun,
         url: &CheckedUrl,
         (method, mut headers, body): (Method, HeaderMap, Vec<u8>),
-        within: Duration,
+        (within, until): (Duration, Instant),
         traced: Option<&TraceContext>,
     ) -> Result<Answer, Ending> {
         let now = Instant::now();
+        if now + within > until {
+            // The process was suspended. Another process may start this send before the call would end.
+            let reason = "the process was suspended and could not call in time";
+            return Err(Ending::Postpone(Duration::ZERO, reason.to_owned()));
+        }
         let pass = match self.gates.ask(&begun.bot, Target::from(url), begun.postponed, now) {
             Permission::Go(pass) => pass,
             Permission::Open(after) => {

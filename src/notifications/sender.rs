@@ -3,7 +3,7 @@
 //! A slice of events only starts sends. They run outside the lease, so a slow target does not block
 //! a bot. If a send never ends, because its process was killed, any process starts it again after
 //! [`HOLD`]. Until then no other process sends it, and afterwards the result of the old send is
-//! ignored.
+//! ignored. A process that was suspended starts no call that could last longer: it postpones the send.
 //!
 //! A living process reports the result of a send even if Redis is full or unavailable for long. It
 //! retries about every second, and the hold does not end before Redis was reachable for `patience`.
@@ -17,7 +17,7 @@ use rand::Rng as _;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::send::{Calls, LONGEST};
+use super::send::Calls;
 use crate::clock::SharedClock;
 use crate::event::Event;
 use crate::handler::{Failure, Slice};
@@ -39,8 +39,8 @@ use crate::trace::Tracer;
 /// How long a started send belongs to its process. The patience is longer than a process needs to
 /// reconnect to Redis after an outage.
 const HOLD: SendHold = SendHold { send: Duration::from_secs(20), patience: Duration::from_secs(5) };
-/// A send that starts later than this could overlap with the next start by another process.
-const TOO_LATE: Duration = HOLD.send.saturating_add(HOLD.patience).saturating_sub(LONGEST);
+/// No other process starts the send again before this time has passed since it was asked for.
+const OWN: Duration = HOLD.send.saturating_add(HOLD.patience);
 /// Maximum number of concurrent sends of a process.
 const SENDS_MAX: usize = 1_000;
 /// Maximum number of concurrent sends of a bot in a process to one host.
@@ -165,16 +165,11 @@ impl Sender {
     /// again.
     async fn run(&self, begun: Begun, asked: Instant) {
         let inner = &*self.0;
-        // The process was suspended. Another process may start this send again before it would end
-        // here.
-        if asked.elapsed() > TOO_LATE {
-            return;
-        }
         let ended = async {
             let now = inner.clock.now();
             let ending = match inner.places.take(&begun.bot, Instant::now()) {
                 Ok(place) => {
-                    let ending = inner.calls.send(&begun, now).await;
+                    let ending = inner.calls.send(&begun, now, asked + OWN).await;
                     if matches!(ending, Ending::Postpone(..)) {
                         place.unused();
                     }
@@ -211,7 +206,7 @@ impl Sender {
         let Some(shard) = ended.begun.id.shard(inner.queue.shard_count()) else { return };
         let label = ended.begun.label.clone();
         let endings = [ended];
-        let (until, mut pause) = (Instant::now() + HOLD.send + HOLD.patience, TELL_AGAIN);
+        let (until, mut pause) = (Instant::now() + OWN, TELL_AGAIN);
         loop {
             let now = inner.clock.now();
             match inner.queue.finish_sends(shard, &endings, &inner.throttle, now).await {

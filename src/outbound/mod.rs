@@ -287,6 +287,10 @@ impl Outbound {
         let Some(_place) = place else {
             return Err(OutboundError::Busy { host: url.host().to_owned(), max: hosts.max() });
         };
+        if Instant::now() >= deadline {
+            // A process that was suspended may get the place later, and then the first poll would send.
+            return Err(OutboundError::TimedOut);
+        }
         if request.tell_deadline {
             let left = deadline.saturating_duration_since(Instant::now());
             headers.insert(DEADLINE, crate::clock::millis(left).into());

@@ -47,8 +47,8 @@ pub struct Lease {
     pub fence: Fence,
     /// The run id of the server that granted it.
     run: Arc<str>,
-    /// The time of that server then, µs since 1970; its fence, if the server did not tell it.
-    granted_us: u64,
+    /// The time of that server then, µs since 1970, if it told it.
+    granted_us: Option<u64>,
     /// Failures and lost leases since the bot's last progress.
     pub attempts: Attempts,
     /// The bot's lanes that are set aside.
@@ -78,7 +78,7 @@ impl Lease {
             shard,
             fence,
             run,
-            granted_us: fence.get(),
+            granted_us: None,
             attempts,
             aside,
             own,
@@ -95,14 +95,20 @@ impl Lease {
     /// Notes the time of the server when it was granted, µs since 1970. The fence may be ahead of it.
     #[must_use]
     pub fn granted_at(self, now_us: u64) -> Self {
-        Self { granted_us: now_us, ..self }
+        Self { granted_us: Some(now_us), ..self }
     }
 
     /// The time of the server when it was granted, µs since 1970. A lease that came with a copy has its
     /// fence here, because that call does not tell the time.
     #[must_use]
     pub fn granted_us(&self) -> u64 {
-        self.granted_us
+        self.granted_us.unwrap_or(self.fence.get())
+    }
+
+    /// Whether the server told its time when it granted the lease. The fence may be ahead of that.
+    #[must_use]
+    pub fn knows_time(&self) -> bool {
+        self.granted_us.is_some()
     }
 
     /// Applies the renewal by the call `sent`.
@@ -258,8 +264,9 @@ mod tests {
     #[test]
     fn it_was_granted_at_the_time_of_the_server_although_its_fence_is_ahead() {
         let lease = granted(Some(1));
-        assert_eq!(lease.granted_us(), 7, "its fence");
-        assert_eq!(lease.granted_at(5).granted_us(), 5);
+        assert_eq!((lease.granted_us(), lease.knows_time()), (7, false), "its fence");
+        let lease = lease.granted_at(5);
+        assert_eq!((lease.granted_us(), lease.knows_time()), (5, true));
     }
 
     #[test]

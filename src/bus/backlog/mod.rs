@@ -34,7 +34,7 @@ pub(super) const TOLD_EVERY: u64 = 200;
 const STUCK: Duration = Duration::from_millis(300);
 /// Maximum wait of a request.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Maximum number of waiting requests: of a sender, and in total. They hold their places in flight.
+/// Maximum number of waiting requests: of a sender, and in total. They hold memory and connections.
 const WAITING_PER_SENDER: u32 = 8;
 const WAITING_MAX: u32 = 64;
 /// Time between two questions to Redis while a request waits, and while nothing is copied.
@@ -78,8 +78,6 @@ pub(crate) struct Entering<'a> {
     backlog: &'a Backlog,
     parts: Vec<Part>,
     is_sent: bool,
-    /// How long the request waited.
-    pub(crate) waited: Duration,
 }
 
 impl Entering<'_> {
@@ -166,8 +164,7 @@ impl Backlog {
     pub(crate) async fn enter(&self, parts: Vec<Part>) -> Result<Entering<'_>, Exceeded> {
         let began = Instant::now();
         if self.key.is_none() {
-            let (parts, waited) = (Vec::new(), Duration::ZERO);
-            return Ok(Entering { backlog: self, parts, is_sent: false, waited });
+            return Ok(Entering { backlog: self, parts: Vec::new(), is_sent: false });
         }
         let mut copied = self.copied.subscribe();
         let mut waiting = None;
@@ -182,8 +179,7 @@ impl Backlog {
                         let _ =
                             tokio::time::timeout_at(began + PATIENCE, self.ask(ASK_STUCK)).await;
                     }
-                    let waited = began.elapsed();
-                    return Ok(Entering { backlog: self, parts, is_sent: false, waited });
+                    return Ok(Entering { backlog: self, parts, is_sent: false });
                 }
                 Err(exceeded) if began.elapsed() >= PATIENCE => return Err(exceeded),
                 Err(exceeded) => exceeded,
@@ -215,8 +211,7 @@ impl Backlog {
             let enters = || self.senders().enter(&parts, known, (began, Instant::now())).is_ok();
             if self.key.is_none() || enters() {
                 let parts = if self.key.is_none() { Vec::new() } else { parts };
-                let waited = began.elapsed();
-                return Some(Entering { backlog: self, parts, is_sent: false, waited });
+                return Some(Entering { backlog: self, parts, is_sent: false });
             }
             if Instant::now() >= until {
                 return None;

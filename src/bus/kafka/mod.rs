@@ -308,6 +308,7 @@ impl KafkaSource {
                 at: offset(start.incarnation, start.next),
                 entries: u64::try_from(start.next).unwrap_or(0),
                 lost: start.lost,
+                noted: None,
             })
             .collect();
         if !starts.is_empty() {

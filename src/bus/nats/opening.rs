@@ -49,7 +49,7 @@ impl NatsSource {
         }
         self.now_reads(reading);
         let at = stream.reached(next - 1).max(standing.lowest);
-        Ok(vec![Opened { at, entries: next - 1, lost: missed + fallen }])
+        Ok(vec![Opened { at, entries: next - 1, lost: missed + fallen, noted: None }])
     }
 
     /// The sequence to begin with, and the number of messages that are gone before it.

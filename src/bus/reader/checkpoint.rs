@@ -21,7 +21,7 @@ impl Reader {
     ) -> Result<(), ReadError> {
         // No copy is in progress, so all shards have the same positions.
         let logs = session.logs.iter().enumerate();
-        let moved = logs.filter(|(_, log)| log.copied.0 != log.checkpointed);
+        let moved = logs.filter(|(_, log)| Some(log.copied.0) != log.checkpointed);
         let moved: Vec<_> = moved.map(|(place, log)| (place, log.copied.0)).collect();
         if !moved.is_empty() {
             self.fanout.checkpoint(&moved, positions).await?;
@@ -29,7 +29,7 @@ impl Reader {
         if session.turn.leaves_out() {
             // What is noted is read for all shards.
             for (place, offset) in moved {
-                session.logs[place].checkpointed = offset;
+                session.logs[place].checkpointed = Some(offset);
             }
             session.checkpointed = Instant::now();
             return Ok(());
@@ -46,6 +46,11 @@ impl Reader {
             && let Some(suppressed) = self.partial.take()
         {
             error!(bus = self.bus(), %error, suppressed, "a part of the bus cannot be read");
+        }
+        if !self.share.is_held() {
+            // Another process may have noted later positions. The next checkpoint notes these, if not.
+            session.checkpointed = Instant::now();
+            return Ok(());
         }
         let read: Vec<_> = moved
             .iter()
@@ -64,7 +69,7 @@ impl Reader {
         let written = note(&self.link, &notes).await?;
         for ((place, offset), is_written) in moved.into_iter().zip(written) {
             if is_written {
-                session.logs[place].checkpointed = offset;
+                session.logs[place].checkpointed = Some(offset);
             }
         }
         session.checkpointed = Instant::now();

@@ -17,7 +17,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redis::Value;
+use redis::{Pipeline, Value};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -132,7 +132,7 @@ impl Growth {
                 }
             }
         }
-        match note(link, &key, &noted).await {
+        match note(link, &key, &noted, &states).await {
             // The next listing tries it again. Those that were read before are read on.
             Err(error) if error.is_passing() => {
                 if let Some(suppressed) = UNNOTED.take() {
@@ -142,7 +142,10 @@ impl Growth {
                 readable.retain(|log| noted.iter().all(|(new, _)| new.name != log.name));
             }
             done => {
-                done?;
+                let others = done?;
+                // Another process has noted these meanwhile: the next listing reads its notes.
+                readable.retain(|log| !others.contains(&log.name));
+                noted.retain(|(log, _)| !others.contains(&log.name));
                 self.tell(&noted, &states);
             }
         }
@@ -318,20 +321,29 @@ async fn states(link: &Link, key: &str) -> Result<HashMap<String, State>, RedisE
     Ok(texts.into_iter().map(|(log, text)| (log, read(&text))).collect())
 }
 
-async fn note(link: &Link, key: &str, noted: &[(&Log, State)]) -> Result<(), RedisError> {
+/// Returns the logs that another process has noted since `states` was read, as after a pause of this one.
+/// Its notes stay.
+async fn note(
+    link: &Link,
+    key: &str,
+    noted: &[(&Log, State)],
+    states: &HashMap<String, State>,
+) -> Result<HashSet<Arc<str>>, RedisError> {
     if noted.is_empty() {
-        return Ok(());
+        return Ok(HashSet::new());
     }
-    let mut command = redis::cmd("HSET");
-    command.arg(key);
+    let mut pipe = Pipeline::with_capacity(noted.len());
+    let is_new = |log: &Log| !states.contains_key(&*log.name);
     for (log, state) in noted {
+        let command = if is_new(log) { "HSETNX" } else { "HSET" };
         // Texts and numbers always serialise.
-        command.arg(&*log.name).arg(serde_json::to_string(state).unwrap_or_default());
+        let text = serde_json::to_string(state).unwrap_or_default();
+        pipe.cmd(command).arg(key).arg(&*log.name).arg(text);
     }
-    match link.command("HSET", command).await? {
-        Value::ServerError(error) => Err(link.refused("HSET", &error)),
-        _ => Ok(()),
-    }
+    let values = link.run_checked("HSET", &pipe).await?;
+    let is_refused = |log: &Log, value: &Value| is_new(log) && *value == Value::Int(0);
+    let refused = noted.iter().zip(&values).filter(|((log, _), value)| is_refused(log, value));
+    Ok(refused.map(|((log, _), _)| log.name.clone()).collect())
 }
 
 async fn forget(link: &Link, key: &str, gone: &[String]) -> Result<(), RedisError> {

@@ -110,8 +110,8 @@ pub(super) struct OpenLog {
     pub(super) entries: u64,
     /// The last entry copied, and the entries up to there.
     pub(super) copied: (Offset, u64),
-    /// The last entry of the last checkpoint.
-    pub(super) checkpointed: Offset,
+    /// The last entry of the last checkpoint; `None`: the first one is due in any case.
+    pub(super) checkpointed: Option<Offset>,
     /// Where the session began to read.
     pub(super) began: Offset,
     /// What was read in turns before.
@@ -124,15 +124,18 @@ pub(super) struct OpenLog {
 impl OpenLog {
     /// A log that is read from the lowest position of a shard on. If it starts elsewhere, because entries
     /// are gone or it was made anew, the first checkpoint tells the shards: a later session could not find
-    /// that out any more, or would report the gap again.
-    pub(super) fn new(log: &Log, Opened { at, entries, .. }: Opened, lowest: Offset) -> Self {
+    /// that out any more, or would report the gap again. If a session ended before it noted what it had
+    /// copied, the first checkpoint notes it: otherwise these entries count as unread until the next one.
+    pub(super) fn new(log: &Log, opened: Opened, lowest: Offset) -> Self {
+        let Opened { at, entries, noted, .. } = opened;
+        let is_noted = noted.is_none_or(|noted| noted == at);
         Self {
             name: Arc::clone(&log.name),
             metrics: BusMetrics::new(&log.name),
             end: at,
             entries,
             copied: (at, entries),
-            checkpointed: lowest,
+            checkpointed: is_noted.then_some(lowest),
             began: at,
             known: Vec::new(),
             lag: None,
@@ -225,7 +228,7 @@ mod tests {
         let positions = Positions::new(logs, vec![shards.into()]);
         let (turn, _) = Turn::new(&Turns::default(), vec![at(100_000)], positions);
         let log = Log { name: "x".into(), ..Log::default() };
-        let opened = Opened { at: at(10), entries: 0, lost: 0 };
+        let opened = Opened { at: at(10), entries: 0, lost: 0, noted: None };
         Session::new(vec![OpenLog::new(&log, opened, at(10))], turn)
     }
 

@@ -54,6 +54,8 @@ struct State {
     asked: Option<Instant>,
     /// The logs that this process reads.
     read: Vec<Arc<str>>,
+    /// Until when no other process takes them.
+    until: Option<Instant>,
     /// The logs that it gave up: who reads them is not known yet.
     left: Vec<Arc<str>>,
     /// Those that it reads and the session leaves out, because their servers did not answer.
@@ -94,6 +96,12 @@ impl Share {
     /// Whether this process has a share, as far as it knows.
     pub(super) fn has_some(&self) -> bool {
         !self.state().read.is_empty()
+    }
+
+    /// Whether no other process has taken the share of this one. To be checked before positions are noted:
+    /// a process that was suspended continues before its timers fire.
+    pub(super) fn is_held(&self) -> bool {
+        self.state().until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Takes or renews a share. `None`: other processes read all logs, or there are none.
@@ -255,7 +263,9 @@ impl Share {
 
     async fn call(&self, logs: &[Arc<str>], ttl: Duration) -> Result<Vec<Arc<str>>, RedisError> {
         let call = Readers { key: &self.key, token: &self.token, ttl_ms: millis(ttl), logs };
+        let sent = Instant::now();
         let mut places = self.link.call(&call).await?;
+        self.state().until = Some(sent + ttl);
         places.sort_unstable();
         Ok(places.into_iter().filter_map(|place| logs.get(place).cloned()).collect())
     }

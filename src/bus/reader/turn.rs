@@ -304,7 +304,7 @@ mod tests {
     fn read_up_to(ends: [u64; 2]) -> Vec<OpenLog> {
         let logs = ["x", "y"].into_iter().zip(ends).map(|(name, end)| {
             let log = Log { name: name.into(), ..Log::default() };
-            OpenLog::new(&log, Opened { at: at(end), entries: 0, lost: 0 }, at(end))
+            OpenLog::new(&log, Opened { at: at(end), entries: 0, lost: 0, noted: None }, at(end))
         });
         logs.collect()
     }

@@ -46,8 +46,8 @@ impl Worker {
             throttle::cut(&mut fitness, slice.events.len());
             let of_lane = vec![lane; slice.events.len()];
             runs = self.runs(&fitness, slice.events, &of_lane);
-            let term = self.term.clone();
-            let running = run_all(&shared, &term, &mut runs, 1);
+            let (term, tokens) = (self.term.clone(), self.tokens.take());
+            let running = run_all(&shared, (&term, tokens.as_ref()), &mut runs, 1);
             let ended = self.while_held(running).await;
             drop(worker);
             if let Err(ended) = ended {

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::super::commit::Committed;
+use super::super::total::Total;
 use super::super::{Shared, sleep_until};
 use super::{Ended, Worker};
 use crate::queue::Sent;
@@ -21,27 +22,33 @@ const RENEW_AGAIN: Duration = Duration::from_millis(250);
 /// After a hard stop, the leases must be given back within this time.
 const LAST_COMMIT: Duration = Duration::from_secs(1);
 
-/// Until when a worker holds its lease, for what runs under it.
+/// Until when a worker holds its lease, and this process its slices under a total limit, for what runs
+/// under them.
 ///
 /// Timers do not suffice: after a pause of the process, a task may be polled before its timers fire, and
 /// a task that runs several handlers goes from one to the next in one poll.
 #[derive(Debug, Clone)]
-pub(super) struct Term(Arc<Mutex<Instant>>);
+pub(super) struct Term {
+    lease: Arc<Mutex<Instant>>,
+    total: Option<Arc<Total>>,
+}
 
 impl Term {
-    pub(super) fn new(deadline: Instant) -> Self {
-        Self(Arc::new(Mutex::new(deadline)))
+    pub(super) fn new(deadline: Instant, total: Option<Arc<Total>>) -> Self {
+        Self { lease: Arc::new(Mutex::new(deadline)), total }
     }
 
     fn move_to(&self, deadline: Instant) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
+        *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
     }
 
     fn is_over(&self) -> bool {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) <= Instant::now()
+        let lease = *self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        let total = self.total.as_ref().and_then(|total| total.deadline());
+        total.map_or(lease, |total| total.min(lease)) <= Instant::now()
     }
 
-    /// Polls `work` only while the lease is held. After that, it waits to be dropped.
+    /// Polls `work` only while they are held. After that, it waits to be dropped.
     pub(super) async fn run<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         poll_fn(|context| {
@@ -65,7 +72,9 @@ impl Worker {
     ) -> Result<T, Ended> {
         let shared = Arc::clone(&self.shared);
         let term = self.term.clone();
-        let mut work = pin!(term.run(work));
+        let mut work = pin!(work);
+        // By reference: a copy would double the memory of each slice.
+        let mut work = pin!(term.run(work.as_mut()));
         let (started, mut long) = (Instant::now(), None);
         loop {
             let (renew_at, deadline) = (self.lease.renew_at(), self.lease.deadline());
@@ -238,6 +247,7 @@ mod tests {
     use futures_util::task::noop_waker_ref;
 
     use super::*;
+    use crate::pool::Totals;
 
     #[test]
     fn work_goes_on_only_while_the_lease_is_held_though_no_timer_fires() {
@@ -246,7 +256,7 @@ mod tests {
             polled.fetch_add(1, Ordering::Relaxed);
             Poll::<()>::Pending
         });
-        let term = Term::new(Instant::now() + Duration::from_secs(60));
+        let term = Term::new(Instant::now() + Duration::from_secs(60), None);
         let mut running = pin!(term.run(work));
         let mut context = std::task::Context::from_waker(noop_waker_ref());
         let mut polls = || {
@@ -258,5 +268,18 @@ mod tests {
         assert_eq!((polls(), polls()), (1, 1), "the lease has ended");
         term.move_to(Instant::now() + Duration::from_secs(60));
         assert_eq!(polls(), 2, "a renewal was confirmed");
+    }
+
+    #[test]
+    fn work_waits_while_the_slices_under_a_total_limit_are_not_confirmed() {
+        let far = Instant::now() + Duration::from_secs(60);
+        let polled = |totals| {
+            let term = Term::new(far, Total::new(totals).map(Arc::new));
+            let mut running = pin!(term.run(std::future::ready(())));
+            let mut context = std::task::Context::from_waker(noop_waker_ref());
+            running.as_mut().poll(&mut context).is_ready()
+        };
+        assert!(!polled(Totals { concurrency: Some(3), rate: None }), "none was confirmed yet");
+        assert!(polled(Totals::default()));
     }
 }

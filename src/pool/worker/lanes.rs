@@ -22,6 +22,7 @@ use super::super::settle::{Fitness, Settlement, Tally, given_up, leave};
 use super::super::{Lanes, Shared};
 use super::held::Term;
 use super::room::wants_later;
+use super::throttle::Tokens;
 use super::traced::{commits, ended};
 use super::{Ended, Worker, throttle, too_long};
 use crate::event::Event;
@@ -44,6 +45,16 @@ pub(super) struct Run {
 }
 
 impl Run {
+    /// Runs the handler, if its tokens can be used now.
+    async fn start(&mut self, shared: &Shared, tokens: Option<&Tokens>) {
+        if let Some(tokens) = tokens
+            && !tokens.use_now(shared, self.slice.events.len()).await
+        {
+            return;
+        }
+        self.handle(shared).await;
+    }
+
     /// Runs the handler. It has its own time, as a slice of its own would have.
     async fn handle(&mut self, shared: &Shared) {
         let _busy = shared.busy();
@@ -81,8 +92,14 @@ fn spare_worker(shared: &Shared) -> Option<SemaphorePermit<'_>> {
 
 /// Runs lanes, at most `most` at once. The first one has a worker; each further one needs a spare one.
 /// None is started once the process stops, or after the time that a handler may take: otherwise many
-/// slow lanes would outlast a stop. None is started or goes on after `term`.
-pub(super) async fn run_all(shared: &Shared, term: &Term, runs: &mut [Run], most: usize) {
+/// slow lanes would outlast a stop. None is started or goes on after `term`. `tokens`: those of the slice, if
+/// the bot has a rate.
+pub(super) async fn run_all(
+    shared: &Shared,
+    (term, tokens): (&Term, Option<&Tokens>),
+    runs: &mut [Run],
+    most: usize,
+) {
     let mut waiting = runs.iter_mut().peekable();
     let mut running = FuturesUnordered::new();
     let mut workers = Vec::new();
@@ -99,7 +116,7 @@ pub(super) async fn run_all(shared: &Shared, term: &Term, runs: &mut [Run], most
                     None => break,
                 }
             }
-            running.extend(waiting.next().map(|run| term.run(run.handle(shared))));
+            running.extend(waiting.next().map(|run| term.run(run.start(shared, tokens))));
         }
         if running.next().await.is_none() {
             return;
@@ -189,8 +206,9 @@ impl Worker {
             throttle::cut(&mut fitness, slice.events.len());
             runs = self.runs(&fitness, slice.events, &of_lane);
             let started = Instant::now();
-            let term = self.term.clone();
-            let running = run_all(&shared, &term, &mut runs, lanes.concurrency);
+            let (term, tokens) = (self.term.clone(), self.tokens.take());
+            let under = (&term, tokens.as_ref());
+            let running = run_all(&shared, under, &mut runs, lanes.concurrency);
             let ended = self.while_held(running).await;
             took = started.elapsed();
             drop(worker);

@@ -24,6 +24,7 @@ use tokio::time::Instant;
 use tracing::{Instrument as _, debug, debug_span};
 
 use self::held::Term;
+use self::throttle::Tokens;
 use super::Shared;
 use super::claim::Release;
 use super::commit::{CALL_EXCEPTIONS, Committed};
@@ -57,15 +58,17 @@ pub(super) async fn run(
         fence = %lease.fence, events = records.len());
     let sizes = records.iter().map(|record| record.len() as u64).collect();
     let claimed_at = lease.confirmed_at();
+    let term = Term::new(lease.deadline(), shared.total.clone());
     let worker = Worker {
         shared,
-        term: Term::new(lease.deadline()),
         lease,
+        term,
         sizes,
         unfit: Vec::new(),
         whole,
         place: Some(place),
         claimed_at,
+        tokens: None,
         next_token: None,
         waits_shown: false,
         noted: None,
@@ -88,6 +91,8 @@ struct Worker {
     place: Option<Release>,
     /// When the lease was asked for.
     claimed_at: Instant,
+    /// The tokens of the slice, if its bot has a rate.
+    tokens: Option<Tokens>,
     /// When the bot has its next token, if it has none.
     next_token: Option<Instant>,
     /// Whether the permit of the slice found that events wait for tokens, and showed it.
@@ -186,7 +191,7 @@ impl Worker {
     fn sort_out(&mut self, records: Vec<Vec<u8>>) -> (Vec<Fitness>, Vec<Delivery>) {
         let shared = Arc::clone(&self.shared);
         let settings = &shared.settings;
-        let now = shared.now();
+        let now = jiff::SignedDuration::try_from(self.expires()).unwrap_or_default();
         let mut slice = Vec::with_capacity(records.len());
         let mut events = Vec::with_capacity(records.len());
         for record in records {
@@ -215,9 +220,7 @@ impl Worker {
             }
             // Both are times of the server: the clock of this process may be wrong.
             let age = Duration::from_micros(self.lease.fence.get().saturating_sub(sequence.get()));
-            let expired = event.expirytime().is_some_and(|at| {
-                at.as_duration() <= jiff::SignedDuration::try_from(now).unwrap_or_default()
-            });
+            let expired = event.expirytime().is_some_and(|at| at.as_duration() <= now);
             if expired {
                 slice.push(Fitness::Expired("its expirytime has passed".to_owned()));
             } else if settings.max_age.is_some_and(|max| age > max) {
@@ -228,6 +231,14 @@ impl Worker {
             }
         }
         (slice, events)
+    }
+
+    /// Events have expired up to this time since 1970: that of the server when it granted the lease. If
+    /// the lease knows only its fence, which may be ahead of it, no event expires before the time of this
+    /// process either.
+    fn expires(&self) -> Duration {
+        let server = Duration::from_micros(self.lease.granted_us());
+        if self.lease.knows_time() { server } else { server.min(self.shared.now()) }
     }
 
     /// Waits until the handler may start: for a free worker, which is returned, and for tokens.

@@ -17,6 +17,8 @@ pub struct Permit<'a> {
     pub bot: &'a BotId,
     /// Number of events that could be handled.
     pub want: usize,
+    /// Number of tokens of earlier calls that are not used yet. They count as taken now.
+    pub held: usize,
     /// The bucket of the bot.
     pub bucket: Bucket,
 }
@@ -39,7 +41,7 @@ impl Call for Permit<'_> {
         let mut cmd = evalsha(Index::permit, 3);
         cmd.arg(&self.keys.rate).arg(&self.keys.slow).arg(self.keys.queue(self.bot));
         cmd.arg(self.bot.as_str()).arg(self.want);
-        cmd.arg(self.bucket.interval_us.to_string()).arg(self.bucket.burst);
+        cmd.arg(self.bucket.interval_us.to_string()).arg(self.bucket.burst).arg(self.held);
         cmd
     }
 

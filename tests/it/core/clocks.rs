@@ -13,12 +13,14 @@ use fairlane::id::{BotId, PipelineName};
 use fairlane::lifecycle::Shutdown;
 use fairlane::product::{Gauges, OpenError, Opening, Part, Product, Seat, Seen, SharedHandler};
 use fairlane::queue::PushOptions;
+use jiff::Timestamp;
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::support::automation_rig::{RULES, emitted, event, publish, put};
-use crate::support::config::config;
+use crate::support::bus::add;
+use crate::support::config::{STREAM, config};
 use crate::support::counter_fleet::Stores;
 use crate::support::instance::{Instance, queue};
 use crate::support::recorder::Log;
@@ -95,6 +97,37 @@ async fn an_event_that_its_handler_delays_is_handed_out_again_after_the_delay() 
         // Times are in whole ms.
         assert!(waited > DELAY.mul_f64(0.9), "{ahead} s ahead: early, after {waited:?}");
         assert!(waited < Duration::from_secs(20), "{ahead} s ahead: late, after {waited:?}");
+        instance.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn an_event_expires_by_the_clock_of_redis() {
+    let now = SystemClock.now().as_secs().cast_signed();
+    let [before, later] =
+        [-5 * MINUTE, 5 * MINUTE].map(|seconds| Timestamp::from_second(now + seconds).unwrap());
+    let bot = BotId::parse("bot").unwrap();
+    let new = |id: &str, expires| {
+        Event::builder("test", &bot).id(id).expirytime(expires).build().unwrap()
+    };
+    let copied = json!({
+        "specversion": "1.0", "id": "copied", "source": "test", "type": "test", "botid": "bot",
+        "expirytime": later.to_string(),
+    });
+    for ahead in [-10 * MINUTE, 10 * MINUTE] {
+        let (server, log) = (RedisServer::start(Options::default()), Log::default());
+        let instance = start(ahead, &config(&server, "test", &[]), &log).await;
+        let queue = instance.queue("test");
+        let events = [new("expired", before), new("pushed", later)];
+        queue.push(&bot, &events, PushOptions::default()).await.unwrap();
+        add(&server, STREAM, &[copied.to_string()]).await;
+        eventually(LONG, "nothing is queued", async || {
+            log.len() >= 2 && queue.view(SystemClock.now()).await.unwrap().depth == 0
+        })
+        .await;
+        let mut ids: Vec<String> = log.all().into_iter().map(|seen| seen.id).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, ["copied", "pushed"], "{ahead} s ahead");
         instance.stop().await;
     }
 }

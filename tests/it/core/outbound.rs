@@ -393,3 +393,16 @@ async fn each_host_has_its_own_limit_of_concurrent_requests() {
     assert!(matches!(late, OutboundError::TimedOut), "{late}");
     assert_eq!(receiver.called(), 4);
 }
+
+/// A process that was suspended gets its place after the deadline.
+#[tokio::test]
+async fn a_request_whose_deadline_has_passed_is_not_sent() {
+    let receiver = Receiver::content().await;
+    let outbound = outbound(&[]);
+    let url = operators(&receiver.url());
+    let late = within(&outbound, &url, Duration::ZERO).await.unwrap_err();
+    assert!(matches!(late, OutboundError::TimedOut), "{late}");
+    // A connection of the late request would be older than that of this one.
+    assert_eq!(get(&outbound, &url).await.unwrap().status, 200);
+    assert_eq!((receiver.connections(), receiver.called()), (1, 1));
+}

@@ -1,6 +1,7 @@
 //! The limits of bots and of pipelines: rates, and slices at once.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -28,14 +29,15 @@ use crate::support::wait::{Stopwatch, eventually};
 const LONG: Duration = Duration::from_secs(40);
 const WORK: Roles = Roles { ingest: false, work: true, http: false, schedule: false };
 
-/// Asserts that every window has at most the events of the bucket, and two more: an event may reach
-/// its handler a little later than it got its token.
-fn assert_within(times_us: &mut [u64], per_second: f64, burst: f64) {
+/// Asserts that every window has at most the events of the bucket, two more, and those whose tokens are used
+/// later than they were granted: at most those of 250 ms, and of one full bucket.
+pub(super) fn assert_within(times_us: &mut [u64], per_second: f64, burst: f64) {
+    let late = (per_second * 0.25).min(burst);
     times_us.sort_unstable();
     for (from, &begin) in times_us.iter().enumerate() {
         for (count, &end) in (1_u32..).zip(&times_us[from..]) {
             #[expect(clippy::cast_precision_loss, reason = "a few seconds")]
-            let allowed = burst + per_second * (end - begin) as f64 / 1e6 + 2.0;
+            let allowed = burst + late + per_second * (end - begin) as f64 / 1e6 + 2.0;
             assert!(f64::from(count) <= allowed, "{count} events in {} us", end - begin);
         }
     }
@@ -49,18 +51,18 @@ fn mean(times_us: &[u64], burst: usize) -> f64 {
     mean
 }
 
-/// Runs up to three times, until a mean is reached: other work may slow the machine down for a while.
-/// The run itself asserts what must never happen.
-async fn reaches(least: f64, run: impl AsyncFn() -> f64) {
+/// Runs up to three times, until the lowest and the highest mean are within these: other work may slow the
+/// machine down for a while, or delay the first event. The run itself asserts what must never happen.
+async fn reaches(expected: RangeInclusive<f64>, run: impl AsyncFn() -> (f64, f64)) {
     let mut means = Vec::new();
     while means.len() < 3 {
-        let mean = run().await;
-        if mean >= least {
+        let (lowest, highest) = run().await;
+        if expected.contains(&lowest) && expected.contains(&highest) {
             return;
         }
-        means.push(mean);
+        means.push((lowest, highest));
     }
-    panic!("{least} a second are reached in none of three runs: {means:?}");
+    panic!("{expected:?} a second are reached in none of three runs: {means:?}");
 }
 
 /// When the events of each bot were handed to a handler, in us.
@@ -76,10 +78,10 @@ fn handed(fleet: &Fleet) -> BTreeMap<String, Vec<u64>> {
 
 #[tokio::test]
 async fn each_bot_gets_its_rate_and_never_more_although_a_process_is_killed() {
-    reaches(19.6, lowest_rate_of_a_bot).await;
+    reaches(19.6..=20.1, rates_of_bots).await;
 }
 
-async fn lowest_rate_of_a_bot() -> f64 {
+async fn rates_of_bots() -> (f64, f64) {
     const BURST: usize = 60;
     let settings = [("pipelines.test.rate", "\"20/s\""), ("pipelines.test.burst", "60")];
     let mut fleet = Fleet::new(Options::default(), 20, &settings);
@@ -93,14 +95,13 @@ async fn lowest_rate_of_a_bot() -> f64 {
     assert!(report.is_clean(), "{report:?}");
     let bots = handed(&fleet);
     assert_eq!(bots.len(), 20);
-    let mut lowest = f64::INFINITY;
-    for (bot, mut times) in bots {
+    let (mut lowest, mut highest) = (f64::INFINITY, 0.0_f64);
+    for mut times in bots.into_values() {
         assert_within(&mut times, 20.0, 60.0);
         let mean = mean(&times, BURST);
-        assert!(mean <= 20.1, "{bot}: {mean} a second");
-        lowest = lowest.min(mean);
+        (lowest, highest) = (lowest.min(mean), highest.max(mean));
     }
-    lowest
+    (lowest, highest)
 }
 
 #[tokio::test]
@@ -112,11 +113,13 @@ async fn a_frozen_process_hands_out_nothing_late() {
     ];
     let mut fleet = Fleet::new(Options::default(), 5, &settings);
     fleet.start(2).await;
-    fleet.publish(150).await;
+    fleet.publish(250).await;
     for place in [0, 1, 0] {
         let before = fleet.settled();
         fleet.workers[place].sigstop();
         fleet.settles(before + 50, LONG).await;
+        // The tokens of so long are many more than may be late.
+        tokio::time::sleep(Duration::from_secs(1)).await;
         fleet.workers[place].sigcont();
     }
     fleet.drains(LONG).await;
@@ -127,7 +130,7 @@ async fn a_frozen_process_hands_out_nothing_late() {
         assert_within(&mut times, 50.0, 5.0);
     }
     let mut all: Vec<u64> = bots.into_values().flatten().collect();
-    assert_within(&mut all, 200.0, 200.0 + 50.0); // Each is at most 250 ms late.
+    assert_within(&mut all, 200.0, 200.0);
 }
 
 #[tokio::test]
@@ -289,10 +292,10 @@ async fn an_event_that_comes_after_the_last_token_shows_that_it_waits() {
 
 #[tokio::test]
 async fn all_bots_of_all_processes_share_the_total_rate_evenly() {
-    reaches(95.0, rate_of_all_bots).await;
+    reaches(95.0..=100.7, rate_of_all_bots).await;
 }
 
-async fn rate_of_all_bots() -> f64 {
+async fn rate_of_all_bots() -> (f64, f64) {
     let server = RedisServer::start(Options::default());
     let log = Log::default();
     let settings = [("pipelines.total.total_rate", "\"100/s\""), ("pipelines.total.batch", "1")];
@@ -310,13 +313,11 @@ async fn rate_of_all_bots() -> f64 {
     let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
     assert!(most - least <= 15, "{counts:?}");
     let mut times: Vec<u64> = seen.iter().map(|seen| fairlane::clock::micros(seen.at)).collect();
-    // A token is used within 250 ms of its grant: so much later, and closer to the next one.
-    assert_within(&mut times, 100.0, 100.0 + 25.0);
-    let mean = mean(&times, 100);
-    assert!(mean <= 100.7, "{mean} a second");
+    assert_within(&mut times, 100.0, 100.0);
     first.stop().await;
     second.stop().await;
-    mean
+    let mean = mean(&times, 100);
+    (mean, mean)
 }
 
 /// The maximum time of 60 events at 20 a second, with calls that take up to 300 ms.
@@ -404,7 +405,7 @@ async fn events_that_come_while_unused_tokens_return_are_within_the_total_rate()
     eventually(LONG, "all are handled", async || log.len() == events.len()).await;
     let mut times: Vec<u64> =
         log.all().iter().map(|seen| fairlane::clock::micros(seen.at)).collect();
-    assert_within(&mut times, 40.0, 40.0 + 10.0);
+    assert_within(&mut times, 40.0, 40.0);
     instance.stop().await;
 }
 

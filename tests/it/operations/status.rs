@@ -162,6 +162,36 @@ async fn copied_events_do_not_show_as_unread_before_the_reader_noted_them() {
     asked.instance.stop().await;
 }
 
+/// A reader that is killed has copied what it did not note.
+#[tokio::test]
+async fn entries_that_were_copied_and_not_noted_are_unread_only_until_the_next_reader() {
+    let server = RedisServer::start(Options::default());
+    let (config, log) = (config(&server, "unnoted", &[]), Log::default());
+    let mut connection = server.connection().await;
+    let key = format!("fl:{{{STREAM}}}:read");
+    let noted = async || {
+        let found: Option<u32> = server.connection().await.hget(&key, "entries").await.unwrap();
+        found.unwrap_or_default()
+    };
+    let target = || Target::new(&server.url()).unwrap();
+    let unread = async || Server::new(target(), LONG).stream(STREAM).await.unwrap().unread;
+    add(&server, STREAM, &[event("b", "t", 0)]).await;
+    let instance = Instance::start(&config, log.content()).await;
+    eventually(LONG, "the first one is noted", async || noted().await == 1).await;
+    let first: String = connection.hget(&key, "offset").await.unwrap();
+    add(&server, STREAM, &(1..5).map(|id| event("b", "t", id)).collect::<Vec<_>>()).await;
+    eventually(LONG, "all are noted", async || noted().await == 5).await;
+    instance.stop().await;
+    let fields = [("offset", first.as_str()), ("entries", "1")];
+    let () = connection.hset_multiple(&key, &fields).await.unwrap();
+    assert_eq!(unread().await, Some(4), "no process reads");
+
+    let instance = Instance::start(&config, log.content()).await;
+    eventually(LONG, "all are noted again", async || noted().await == 5).await;
+    assert_eq!((unread().await, log.len()), (Some(0), 5));
+    instance.stop().await;
+}
+
 #[tokio::test]
 async fn entries_that_were_deleted_are_not_unread_and_those_that_wait_are_counted() {
     let server = RedisServer::start(Options::default());

@@ -2,6 +2,7 @@
 
 mod alone;
 mod losses;
+mod paused;
 mod records;
 mod rules;
 mod silent;

@@ -191,3 +191,54 @@ async fn no_further_key_is_handled_under_a_lease_that_ended_while_the_process_wa
         instance.stop().await;
     }
 }
+
+/// Longer than a process has slices under a total limit without a renewal, which is 5 s.
+const FROZEN: Duration = Duration::from_secs(5);
+
+/// Other processes use the slices of a frozen process after 5 s, long before its leases end. Here, the handler
+/// holds its thread instead, so this takes longer than 5 s.
+#[tokio::test]
+async fn no_further_key_is_handled_under_slices_that_ended_while_the_process_was_frozen() {
+    let server = RedisServer::start(Options::default());
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&calls);
+    let handler = Log::default().handler(move |slice: Slice| {
+        let is_first = {
+            let mut noted = noted.lock().unwrap();
+            noted.push(slice.fence.get());
+            noted.len() == 1
+        };
+        async move {
+            if is_first {
+                // Meanwhile the lease is renewed, so that it outlasts the slices.
+                tokio::time::sleep(CLAIM_TTL).await;
+                std::thread::sleep(FROZEN);
+            }
+            Ok(Outcomes::done())
+        }
+    });
+    let settings = [
+        ("pipelines.few.order_by", "\"subject\""),
+        ("pipelines.few.total_concurrency", "3"),
+        ("pipelines.few.lease_ttl", "\"30s\""),
+        ("pipelines.few.handler_timeout", "\"10s\""),
+    ];
+    let instance = Instance::start(&config(&server, "few", &settings), handler).await;
+    let (queue, shop) = (instance.queue("few").clone(), BotId::parse("shop").unwrap());
+    let depth = async || queue.view_bot(&shop, SystemClock.now()).await.unwrap().depth;
+    queue.pause(Some(&shop)).await.unwrap();
+    let events: Vec<String> = ["ann", "bob", "cid"]
+        .into_iter()
+        .zip(0..)
+        .map(|(key, id)| event("shop", key, id))
+        .collect();
+    add(&server, STREAM, &events).await;
+    eventually(LONG, "all are queued", async || depth().await == 3).await;
+    queue.resume(Some(&shop)).await.unwrap();
+    // Asks nothing while the thread is held: the answer would be too late.
+    eventually(LONG, "it goes on", async || calls.lock().unwrap().len() >= 4).await;
+    eventually(LONG, "all events are done", async || depth().await == 0).await;
+    let calls = calls.lock().unwrap().clone();
+    assert_eq!(calls.iter().filter(|fence| **fence == calls[0]).count(), 1, "{calls:?}");
+    instance.stop().await;
+}

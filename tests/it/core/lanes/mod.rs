@@ -2,6 +2,7 @@
 
 mod faults;
 mod push;
+mod rate;
 mod share;
 mod shown;
 

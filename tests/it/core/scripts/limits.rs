@@ -18,7 +18,7 @@ fn bucket(rate: &str, burst: u32) -> Bucket {
 
 fn permit(shard: &mut Shard, now_us: i64, of: &str, want: usize, bucket: Bucket) -> Permitted {
     let (keys, bot) = (shard.keys.clone(), bot(of));
-    shard.call(now_us, &Permit { keys: &keys, bot: &bot, want, bucket })
+    shard.call(now_us, &Permit { keys: &keys, bot: &bot, want, held: 0, bucket })
 }
 
 fn slow(shard: &mut Shard) -> Vec<String> {
@@ -79,6 +79,23 @@ fn a_bot_is_slow_while_its_events_wait_for_tokens_and_the_keys_end_by_themselves
     assert_eq!(permit(&mut shard, NOW + 20 * SECOND, "c", 1, bucket).granted, 1);
     let kept: Vec<String> = shard.harness.plain().zrange(&rate, 0, -1).unwrap();
     assert_eq!((kept, slow(&mut shard)), (vec!["c".to_owned()], vec![]));
+}
+
+#[test]
+fn tokens_that_are_used_later_count_as_taken_then_and_show_nothing() {
+    let (mut shard, bucket) = (Shard::new(), bucket("10/s", 10));
+    shard.push(NOW, "a", &["1", "2"], LIMITS);
+    assert_eq!(permit(&mut shard, NOW, "a", 10, bucket), Permitted { granted: 10, wait_ms: 100 });
+    assert_eq!(slow(&mut shard), [""; 0]);
+    let (keys, bot) = (shard.keys.clone(), bot("a"));
+    // The bucket is full again, and 10 tokens are still held; then 9 of them, and then 4.
+    for (after, held, wait_ms) in [(1, 10, 100), (1, 9, 100), (2, 9, 0), (2, 4, 0)] {
+        let held = Permit { keys: &keys, bot: &bot, want: 0, held, bucket };
+        let permitted = shard.call(NOW + after * SECOND, &held);
+        assert_eq!(permitted, Permitted { granted: 0, wait_ms }, "{held:?}");
+        assert_eq!(slow(&mut shard), [""; 0], "{held:?}");
+    }
+    assert_eq!(permit(&mut shard, NOW + 2 * SECOND, "a", 10, bucket).granted, 1);
 }
 
 fn set(

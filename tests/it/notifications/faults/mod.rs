@@ -1,6 +1,7 @@
 //! Notifications through crashes: none is lost, and none is repeated after its end was recorded.
 
 mod outages;
+mod paused;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -380,7 +381,7 @@ async fn the_audit_finds_notifications_in_no_structure_and_leaves_the_rest_alone
     let receiver = Receiver::content().await;
     let url = receiver.url();
     let hour = Duration::from_secs(3_600);
-    let lost = accept(&instance, &later(0, &url, Duration::from_millis(300))).await;
+    let lost = accept(&instance, &later(0, &url, Duration::from_secs(3))).await;
     let waits =
         NewNotification { waits: true, uid: "user".to_owned(), ..later(1, &url, Duration::ZERO) };
     let waits = accept(&instance, &waits).await;
