@@ -62,6 +62,7 @@ fn admission(criterion: &mut Criterion) {
         operation: Operation(1),
         continues: false,
         caller: 7,
+        asks_again: false,
         is_stranger: false,
         deadline: Some(Duration::from_secs(3_600)),
     };

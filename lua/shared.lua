@@ -385,10 +385,14 @@ local function dead_letters()
       return length
     end
 
+    -- The bytes that a call has read of letters, to delete more than one for a new one.
+    local DELETED_MAX, deleted = 4194304, 0
+
     -- Moves an event to the dead letters. Returns how many letters were deleted for it, the oldest of
-    -- the shard, and 1 if it was deleted itself, because there is no room(). At most 64 are deleted in
-    -- one call. `more` are bytes that are kept elsewhere for the letter; `length`: what room() returned,
-    -- if it was asked before.
+    -- the shard, and 1 if it was deleted itself, because there is no room(). More than one are deleted
+    -- if the maximum is lower than before: at most 64, until a script has read 4 MiB of them.
+    -- `more` are bytes that are kept elsewhere for the letter; `length`: what room() returned, if it was
+    -- asked before.
     local function bury(dead, max, bot, entry, reason, attempts, quota, more, length)
       local size = #entry + (more or 0)
       length = length or room(dead, max, bot, size, quota)
@@ -405,13 +409,19 @@ local function dead_letters()
       hold('d' .. bot, 1)
       hold('D' .. bot, size)
       length = length + 1
-      local excess = math.min(64, length - max)
+      local excess, gone = math.min(64, length - max), {}
       if excess <= 0 then
         return 0, 0
       end
-      unbury(excess == 1 and oldest and {oldest} or call('XRANGE', dead, '-', '+', 'COUNT', excess))
-      oldest = nil
-      return call('XTRIM', dead, 'MAXLEN', length - excess), 0
+      local letter = oldest or call('XRANGE', dead, '-', '+', 'COUNT', 1)[1]
+      gone[1], oldest = letter, nil
+      while #gone < excess and deleted < DELETED_MAX do
+        letter = call('XRANGE', dead, '(' .. letter[1], '+', 'COUNT', 1)[1]
+        deleted = deleted + #fields_of(letter).record
+        gone[#gone + 1] = letter
+      end
+      unbury(gone)
+      return call('XTRIM', dead, 'MAXLEN', length - #gone), 0
     end
 
     made_for_letters = {fields_of = fields_of, unbury = unbury, room = room, bury = bury}

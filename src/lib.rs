@@ -56,7 +56,7 @@
 //! | `replay` | puts events of the bus at the end of the queues of one pipeline again |
 //! | `roles`, `startup` | what a process runs, and its start until it is ready |
 //! | `caught` | calls of a pipeline's code whose panic ends only that call |
-//! | `request_deadline`, `signed_token` | the deadline of a request; lease capabilities and list cursors |
+//! | `request_deadline`, `request_tenant`, `signed_token` | the deadline and the tenant of a request; lease capabilities and list cursors |
 //! | `cli`, `demo` | the command line, and `fairlane demo` |
 //! | `signals` | the signals that end a command or a run instead of its process |
 //! | `private` | the common part of the private servers, Redis and `MongoDB` |
@@ -70,8 +70,8 @@
 //! # The order of the modules
 //!
 //! Imports between modules never form a circle; a test checks this. From the bottom up: the base
-//! ([`clock`], [`id`], [`event`], `expression`, [`metrics`], …); the stores (`redis`, `mongo`) and
-//! `outbound`; [`queue`], [`handler`], `admission`; [`config`], which knows the settings of all of
+//! ([`clock`], [`id`], [`event`], `expression`, [`metrics`], …) and `admission`; the stores (`redis`,
+//! `mongo`) and `outbound`; [`queue`], [`handler`]; [`config`], which knows the settings of all of
 //! them; `fanout`, `pool`, `bus`; [`product`]; the products; their list; `http`; [`app`]; the
 //! command line.
 //!
@@ -187,6 +187,7 @@ pub mod redis;
 mod reload;
 mod replay;
 mod request_deadline;
+mod request_tenant;
 mod roles;
 #[doc(hidden)]
 pub mod sandbox;

@@ -70,6 +70,7 @@ mod tests {
             operation: Operation(1),
             continues: false,
             caller: 0,
+            asks_again: false,
             is_stranger: false,
             deadline: None,
             places: 1,

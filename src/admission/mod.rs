@@ -19,6 +19,7 @@
 //! or when a place is free. The caller provides the time; nothing here waits, and nothing depends
 //! on HTTP.
 
+pub(crate) mod aside;
 mod limit;
 pub(crate) mod lull;
 pub(crate) mod metrics;
@@ -37,6 +38,8 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+pub use self::aside::Crowded;
+use self::aside::Lines;
 use self::limit::{Limiter, Sample, Window};
 pub use self::permit::{Permit, Ticket};
 use self::request::Rank;
@@ -119,6 +122,7 @@ pub struct Admission {
     /// Number of requests shed for lack of capacity since the last evaluation.
     shed_lately: AtomicU64,
     shares: Shares,
+    lines: Lines,
     counts: ShedCounts,
     metrics: AdmissionMetrics,
 }
@@ -165,6 +169,7 @@ impl Admission {
             is_bound: AtomicBool::new(false),
             shed_lately: AtomicU64::new(0),
             shares: Shares::new(),
+            lines: Lines::default(),
             counts: ShedCounts::default(),
             metrics: AdmissionMetrics::new(),
         };
@@ -216,7 +221,7 @@ impl Admission {
         if ask.class == Class::P0 {
             return self.ask_critical(ask, now, mode);
         }
-        let is_heavy = self.shares.note(ask.caller, now);
+        let is_heavy = self.shares.judge(ask, now);
         let decided = self.decide(ask, is_heavy, now, mode == Mode::Shadow);
         match (decided, mode) {
             (Ok(answer), _) => answer,
@@ -411,18 +416,15 @@ impl Admission {
         permit
     }
 
-    /// Maximum number of places for one request: it leaves places for others of its class and of
-    /// higher classes.
-    fn places_max(&self, class: Class) -> usize {
-        let (limit, max) = (&self.limit, self.limit_max.load(Ordering::Relaxed));
-        (class.rank().allowed(limit.load(Ordering::Relaxed), max) / 2).max(1)
+    /// The number of places in flight below which one is free for the rank.
+    fn allowed(&self, rank: Rank) -> usize {
+        let limit = if rank <= Rank::P1 { &self.limit } else { &self.limit_low };
+        rank.allowed(limit.load(Ordering::SeqCst), self.limit_max.load(Ordering::Relaxed))
     }
 
     /// Takes a place in flight, if one is free for the rank.
     fn take(&self, rank: Rank) -> bool {
-        let limit = if rank <= Rank::P1 { &self.limit } else { &self.limit_low };
-        let max = self.limit_max.load(Ordering::Relaxed);
-        let allowed = rank.allowed(limit.load(Ordering::SeqCst), max);
+        let allowed = self.allowed(rank);
         let more = |count| (count < allowed).then_some(count + 1);
         self.in_flight.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }

@@ -193,6 +193,8 @@ pub struct Request {
     pub continues: bool,
     /// The caller as a number; 0: no particular caller.
     pub caller: u64,
+    /// It was admitted before and gave its places back, so it does not count for its caller again.
+    pub asks_again: bool,
     /// Its sender proved nothing: it ranks below all others, and starts only if no request waits.
     pub is_stranger: bool,
     /// The time after which the answer is useless, on the clock of the admission.

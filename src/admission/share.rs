@@ -9,6 +9,8 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::Request;
+
 /// Number of rows. Each caller has a cell in each row, and its count is the lowest of them (a
 /// count-min sketch, Cormode and Muthukrishnan). Only a caller that shares a cell with others in
 /// every row is counted too high.
@@ -42,19 +44,19 @@ impl Shares {
         }
     }
 
+    /// Whether the caller of a request is heavy. Counts the request, unless it asks again.
+    pub(super) fn judge(&self, ask: &Request, now: Duration) -> bool {
+        if ask.asks_again { self.is_heavy(ask.caller, now) } else { self.note(ask.caller, now) }
+    }
+
     /// Counts a request; returns whether its caller is heavy. 0 means no caller, which is never
     /// heavy.
     pub(super) fn note(&self, caller: u64, now: Duration) -> bool {
         if caller == 0 {
             return false;
         }
-        let period = now.as_secs() / PERIOD.as_secs();
-        self.turn(period);
-        let this = usize::from(period % 2 == 1);
-        let last = 1 - this;
-        let places = places(self.seed.hash_one(caller));
-        let counted = |table: &[AtomicU32]| places.map(|at| table[at].load(Ordering::Relaxed));
-        let count = counted(&self.counts[this]).into_iter().min().unwrap_or_default();
+        let (this, places) = (self.table(now), places(self.seed.hash_one(caller)));
+        let count = self.count(this, places);
         // Cells above the lowest one contain requests of other callers.
         for at in places {
             self.counts[this][at].fetch_max(count + 1, Ordering::Relaxed);
@@ -63,7 +65,36 @@ impl Shares {
             self.callers[this].fetch_add(1, Ordering::Relaxed);
         }
         self.total[this].fetch_add(1, Ordering::Relaxed);
-        let before = counted(&self.counts[last]).into_iter().min().unwrap_or_default();
+        self.is_above(this, count, places)
+    }
+
+    /// Whether the caller of a request that was counted before is heavy.
+    fn is_heavy(&self, caller: u64, now: Duration) -> bool {
+        if caller == 0 {
+            return false;
+        }
+        let (this, places) = (self.table(now), places(self.seed.hash_one(caller)));
+        // The request itself is one of them.
+        self.is_above(this, self.count(this, places).saturating_sub(1), places)
+    }
+
+    /// The table of the current period, which is started if need be.
+    fn table(&self, now: Duration) -> usize {
+        let period = now.as_secs() / PERIOD.as_secs();
+        self.turn(period);
+        usize::from(period % 2 == 1)
+    }
+
+    /// How many requests of a caller a table counts.
+    fn count(&self, table: usize, places: [usize; ROWS]) -> u32 {
+        let counts = places.map(|at| self.counts[table][at].load(Ordering::Relaxed));
+        counts.into_iter().min().unwrap_or_default()
+    }
+
+    /// Whether a caller sent much more than the others: in the last period, or `count` in this one.
+    fn is_above(&self, this: usize, count: u32, places: [usize; ROWS]) -> bool {
+        let last = 1 - this;
+        let before = self.count(last, places);
         let fair = |table: usize| {
             let callers = self.callers[table].load(Ordering::Relaxed);
             let total = self.total[table].load(Ordering::Relaxed);
@@ -109,6 +140,9 @@ fn places(hash: u64) -> [usize; ROWS] {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use super::super::{Admission, Class, Decision, Operation, Settings};
     use super::*;
 
     #[test]
@@ -180,6 +214,32 @@ mod tests {
         // The average is 1, so 18 requests before this one are the most.
         let heavy = (0..20).filter(|_| shares.note(1, second)).count();
         assert_eq!(heavy, 1);
+    }
+
+    #[test]
+    fn a_request_that_asks_again_counts_once_and_is_judged_as_before() {
+        let admission = Admission::new(Settings::default(), Arc::new(|| Duration::from_secs(5)));
+        let shares = &admission.shares;
+        assert!(!shares.note(1, Duration::from_secs(4)) && !shares.note(2, Duration::from_secs(4)));
+        let begins = |asks_again| {
+            let ask = Request {
+                class: Class::P2,
+                operation: Operation(0),
+                continues: false,
+                caller: 1,
+                asks_again,
+                is_stranger: false,
+                deadline: None,
+                places: 1,
+            };
+            assert!(matches!(admission.ask(&ask), Decision::Begin(_)));
+            shares.is_heavy(1, Duration::from_secs(5))
+        };
+        // The average is 1, so 18 requests before one are the most.
+        for _ in 0..19 {
+            assert!(!begins(false) && !begins(true));
+        }
+        assert!(begins(false) && begins(true) && !shares.is_heavy(2, Duration::from_secs(5)));
     }
 
     #[test]

@@ -26,6 +26,7 @@ fn ask(class: Class) -> Request {
         operation: Operation(class as u16),
         continues: false,
         caller: 0,
+        asks_again: false,
         is_stranger: false,
         deadline: None,
         places: 1,
@@ -207,8 +208,7 @@ fn a_heavy_caller_gives_way_and_the_others_do_not_notice() {
     let mut bench = bench(16);
     let (mut served, mut shed) = ([0; 2], [0; 2]);
     for round in 0..3_000_u64 {
-        // Every 10 ms, 20 callers send one request each and one caller sends 20; there is capacity
-        // for 25.
+        // Every 10 ms, 20 callers send one request each and one sends 20. There is room for 25.
         let mut callers: Vec<u64> = (2..22).collect();
         callers.extend([1; 20]);
         let offset = (round % 41) as usize % callers.len();

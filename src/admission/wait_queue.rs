@@ -138,8 +138,8 @@ mod tests {
 
     fn ask(class: Class, continues: bool) -> Request {
         let operation = Operation(0);
-        let (caller, is_stranger, deadline, places) = (0, false, None, 1);
-        Request { class, operation, continues, caller, is_stranger, deadline, places }
+        let (caller, asks_again, is_stranger, deadline, places) = (0, false, false, None, 1);
+        Request { class, operation, continues, caller, asks_again, is_stranger, deadline, places }
     }
 
     fn at(ms: u64) -> Duration {

@@ -29,6 +29,7 @@ pub mod decide;
 pub(crate) mod effects;
 pub(crate) mod handler;
 pub(crate) mod heavy;
+mod memory;
 pub(crate) mod metrics;
 pub(crate) mod part;
 pub mod profile;
@@ -63,6 +64,10 @@ use crate::mongo::large::LargeReads;
 use crate::pipeline::Kind;
 use crate::product::{self, OpenError, Opening, Part};
 use crate::queue::Queue;
+
+/// Number of rules, and of their bytes of JSON, up to which a list is small. A networked disk needs some
+/// milliseconds for each one that is not in the memory of MongoDB.
+const FEW: (usize, usize) = (10, rule::RULE_MAX_BYTES);
 
 /// The pipeline of the bots' rules.
 pub const PIPELINE: &str = crate::config::AUTOMATIONS;
@@ -198,17 +203,21 @@ impl Editor {
     }
 
     /// The rules of a bot, in the order of their ids. They may be megabytes, so a list that is late
-    /// opens no breaker.
+    /// opens no breaker, and one of many or large rules waits for its turn.
     ///
     /// # Errors
-    /// If MongoDB does not answer in time or refuses.
+    /// If MongoDB does not answer in time or refuses, or too many requests of the caller wait for it.
     ///
     /// # Cancel safety
     /// The place in the line of large reads is lost.
     pub(crate) async fn rules(&self, bot: &BotId) -> Result<Vec<Stored>, Unanswered<MongoError>> {
         let list = async {
-            let _place = self.lists.take(bot).await;
-            self.automations.store().list(bot).await
+            let store = self.automations.store();
+            if let Some(few) = store.few(bot, FEW).await? {
+                return Ok(few);
+            }
+            let _place = self.lists.take(bot).await?;
+            store.list(bot).await
         };
         self.mongo.read_much(self.read_timeout, list).await
     }
@@ -240,7 +249,7 @@ impl Editor {
     /// decisions. It may be large, or wait for large ones, so a profile that is late opens no breaker.
     ///
     /// # Errors
-    /// If MongoDB does not answer in time or refuses.
+    /// If MongoDB does not answer in time or refuses, or too many requests of the caller wait for it.
     ///
     /// # Cancel safety
     /// The place in the line of large reads is lost.
@@ -269,7 +278,9 @@ impl Editor {
         rule: &rule::Rule,
         expected: &Expected,
     ) -> Result<(String, bool), EditError> {
-        self.edit(bot, Box::pin(self.automations.store().put(bot, id, rule, expected))).await
+        let store = self.automations.store();
+        let turn = store.turn(bot).await?;
+        self.edit(bot, Box::pin(store.put_in_turn(turn, bot, id, rule, expected))).await
     }
 
     /// Deletes a rule. Returns whether it existed.
@@ -282,8 +293,10 @@ impl Editor {
         id: &RuleId,
         expected: &Expected,
     ) -> Result<bool, EditError> {
+        let store = self.automations.store();
+        let turn = store.turn(bot).await?;
         let deleted =
-            self.edit(bot, Box::pin(self.automations.store().delete(bot, id, expected))).await?;
+            self.edit(bot, Box::pin(store.delete_in_turn(turn, bot, id, expected))).await?;
         match self.queue.forget_rule(bot, id).await {
             Ok(false) => {}
             Ok(true) => self.forget_statistics(bot).await,
@@ -303,7 +316,8 @@ impl Editor {
     }
 
     /// Publishes a message before the change, so that a process that cannot read the change knows
-    /// that its rules may be outdated; and one after it, when the change can be read.
+    /// that its rules may be outdated; and one after it, when the change can be read. The caller has the
+    /// turn to write. While a request waits for it, or if it may not wait, no process hears of it.
     async fn edit<T>(
         &self,
         bot: &BotId,

@@ -17,9 +17,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
-use serde_json::Value as Json;
 use tokio::time::Instant;
 
+use super::memory::of_json;
 use super::subscribers::Kept;
 use crate::id::BotId;
 
@@ -187,16 +187,8 @@ impl Held {
 
 /// The approximate size of an entry in memory, in bytes.
 pub(super) fn size_of(subscriber: &str, kept: &Kept) -> usize {
-    fn value(json: &Json) -> usize {
-        PART + match json {
-            Json::String(text) => text.len(),
-            Json::Array(list) => list.iter().map(value).sum(),
-            Json::Object(map) => map.iter().map(|(name, json)| name.len() + value(json)).sum(),
-            _ => 0,
-        }
-    }
     let tags: usize = kept.profile.tags.iter().map(|tag| PART + tag.len()).sum();
-    let fields = kept.profile.fields.iter().map(|(name, json)| PART + name.len() + value(json));
+    let fields = kept.profile.fields.iter().map(|(name, json)| PART + name.len() + of_json(json));
     let decided: usize = kept.decided.iter().map(|(_, text)| PART + text.len()).sum();
     ENTRY + subscriber.len() + tags + fields.sum::<usize>() + decided
 }

@@ -7,22 +7,21 @@
 use mongodb::bson::RawDocumentBuf;
 use rand::seq::IteratorRandom as _;
 
-use super::rule::{RULES_MAX, RULES_MAX_BYTES};
+use super::rule::{RULES_MAX, RULES_MAX_BYTES, RULES_MAX_MEMORY};
 use super::store::{SEPARATOR, WriteError};
 use crate::id::BotId;
 
-/// A free place for a rule of `bytes` beside the `others` of its bot. Chosen at random, so that processes that
-/// write together rarely choose the same one.
+/// A free place for a rule of this size, in bytes of JSON, beside the `others` of its bot. Chosen at random,
+/// so that processes that write together rarely choose the same one.
 pub(super) fn free_place<'a>(
     bot: &BotId,
-    bytes: usize,
+    mut bytes: usize,
     others: impl Iterator<Item = &'a RawDocumentBuf>,
 ) -> Result<String, WriteError> {
-    let (mut count, mut sum) = (1, bytes);
-    let (mut taken, mut without) = ([false; RULES_MAX], 0);
+    let (mut count, mut taken, mut without) = (1, [false; RULES_MAX], 0);
     for other in others {
         count += 1;
-        sum += usize::try_from(other.get_i64("bytes").unwrap_or(0)).unwrap_or(0);
+        bytes += number_in(other, "bytes");
         match place_of(other).and_then(|place| taken.get_mut(place)) {
             Some(place) => *place = true,
             None => without += 1,
@@ -31,12 +30,27 @@ pub(super) fn free_place<'a>(
     if count > RULES_MAX {
         return Err(WriteError::TooMany);
     }
-    if sum > RULES_MAX_BYTES {
-        return Err(WriteError::TooLarge(sum));
+    if bytes > RULES_MAX_BYTES {
+        return Err(WriteError::TooLarge(bytes));
     }
     let free = (0..RULES_MAX - without).filter(|place| !taken[*place]);
     let place = free.choose(&mut rand::rng()).ok_or(WriteError::TooMany)?;
     Ok(format!("{bot}{SEPARATOR}{place}"))
+}
+
+/// Refuses a rule with which those of its bot would take too much memory. One that takes no more than it did
+/// `before` is accepted, so that a set of an earlier version can become smaller rule by rule.
+pub(super) fn check_memory(memory: usize, before: usize, others: usize) -> Result<(), WriteError> {
+    let sum = memory + others;
+    if memory > before && sum > RULES_MAX_MEMORY {
+        return Err(WriteError::TooMuchMemory(sum));
+    }
+    Ok(())
+}
+
+/// A size of a rule; 0 if an earlier version wrote it without.
+pub(super) fn number_in(document: &RawDocumentBuf, field: &str) -> usize {
+    usize::try_from(document.get_i64(field).unwrap_or(0)).unwrap_or(0)
 }
 
 /// The number in a rule's place.
@@ -81,5 +95,14 @@ mod tests {
         let rules = [rule(None, 4 << 20)];
         assert!(free_place(&bot(), 0, rules.iter()).is_ok());
         assert!(matches!(free_place(&bot(), 1, rules.iter()), Err(WriteError::TooLarge(_))));
+    }
+
+    #[test]
+    fn rules_take_32_mib_of_memory_together_and_more_only_if_they_did_before() {
+        assert!(check_memory(1 << 20, 0, 31 << 20).is_ok());
+        let refused = check_memory((1 << 20) + 1, 0, 31 << 20).unwrap_err();
+        assert!(refused.to_string().contains("at most 33554432 are allowed"), "{refused}");
+        assert!(check_memory(1 << 20, 1 << 20, 50 << 20).is_ok(), "a disabled one takes as much");
+        assert!(check_memory((1 << 20) + 1, 1 << 20, 50 << 20).is_err());
     }
 }

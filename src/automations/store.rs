@@ -8,26 +8,27 @@
 //! | `name`, `on`, `filter`, `enabled` | fields of the rule |
 //! | `actions` | the other fields, as JSON: data may contain names that documents must not |
 //! | `bytes` | its size |
+//! | `memory` | [`Rule::memory`]; absent in rules of earlier versions |
 //! | `place` | bot, U+001F, a number that no other rule of the bot has |
 //! | `v` | the version, changed by every write; absent after the deletion |
 //! | `changed` | the time of the last write, by the server's clock |
 //! | `gone` | the time of the deletion |
 
+mod documents;
+
 use std::time::Duration;
 
-use mongodb::bson::{
-    DateTime, Document, RawArrayBuf, RawDocument, RawDocumentBuf, cstr, doc, rawdoc,
-};
+use mongodb::bson::{DateTime, Document, RawArrayBuf, RawDocumentBuf, cstr, doc, rawdoc};
 use mongodb::options::{FindOptions, IndexOptions, ReadPreference, SelectionCriteria};
 use tracing::warn;
 
-use crate::automations::room::free_place;
-use crate::automations::rule::{RULES_MAX, RULES_MAX_BYTES, Rule};
+use self::documents::{stored, subscribing};
+use crate::automations::room::{check_memory, free_place, number_in};
+use crate::automations::rule::{RULES_MAX, RULES_MAX_BYTES, RULES_MAX_MEMORY, Rule};
 use crate::id::{BotId, RuleId};
 use crate::mongo::client::{ANSWER_TIMEOUT, Mongo, MongoError};
 use crate::mongo::turns::{Turn, Turns};
 use crate::request_deadline;
-use crate::telemetry::OncePerMinute;
 
 /// The collection.
 pub const AUTOMATIONS: &str = "automations";
@@ -103,6 +104,11 @@ pub enum WriteError {
     /// The bot's rules together are too large.
     #[error("the rules of the bot would have {0} bytes; at most {RULES_MAX_BYTES} are allowed")]
     TooLarge(usize),
+    /// The bot's rules together would take too much memory.
+    #[error(
+        "the rules of the bot would take about {0} bytes of memory; at most {RULES_MAX_MEMORY} are allowed"
+    )]
+    TooMuchMemory(usize),
     /// Write conflicts with other clients do not end, or their writes take too long.
     #[error("other clients change rules of the bot at the same time")]
     Contended,
@@ -174,6 +180,25 @@ impl RuleStore {
         Ok(found.iter().filter_map(stored).collect())
     }
 
+    /// The same if the bot has at most `most` rules, of at most `bytes` together.
+    ///
+    /// # Errors
+    /// If MongoDB is unavailable or refuses.
+    pub(crate) async fn few(
+        &self,
+        bot: &BotId,
+        (most, bytes): (usize, usize),
+    ) -> Result<Option<Vec<Stored>>, MongoError> {
+        let wanted = Some(doc! { "_id": 1, "bytes": 1 });
+        let sizes = self.find(of_bot(bot), wanted, doc! { "_id": 1 }, most + 1).await?;
+        let sum: usize = sizes.iter().map(|document| number_in(document, "bytes")).sum();
+        if sizes.len() > most || sum > bytes {
+            return Ok(None);
+        }
+        let found = self.find(of_bot(bot), None, doc! { "_id": 1 }, most + 1).await?;
+        Ok((found.len() <= most).then(|| found.iter().filter_map(stored).collect()))
+    }
+
     /// A rule; `None` if it does not exist.
     ///
     /// # Errors
@@ -195,18 +220,34 @@ impl RuleStore {
         rule: &Rule,
         expected: &Expected,
     ) -> Result<(String, bool), WriteError> {
-        let actions = serde_json::to_string(&rule.actions).unwrap_or_default();
-        let bytes = rule.bytes();
-        let size = i64::try_from(bytes).unwrap_or(i64::MAX);
         let turn = self.turn(bot).await?;
+        Box::pin(self.put_in_turn(turn, bot, id, rule, expected)).await
+    }
+
+    /// [`Self::put`] with a turn that the caller waited for.
+    ///
+    /// # Errors
+    /// As those of [`Self::put`].
+    pub(crate) async fn put_in_turn(
+        &self,
+        turn: Turn,
+        bot: &BotId,
+        id: &RuleId,
+        rule: &Rule,
+        expected: &Expected,
+    ) -> Result<(String, bool), WriteError> {
+        let actions = serde_json::to_string(&rule.actions).unwrap_or_default();
+        let size = (rule.bytes(), rule.memory());
+        let number = |size| i64::try_from(size).unwrap_or(i64::MAX);
+        let (bytes, memory) = (number(size.0), number(size.1));
         for _ in 0..TRIES {
             let before = self.expect(bot, id, expected).await?;
-            let place = self.place(bot, id, bytes).await?;
+            let place = self.place(bot, id, size).await?;
             let version = new_version();
             let mut set = rawdoc! {
                 "bot": bot.as_str(), "id": id.as_str(), "name": &*rule.name,
                 "enabled": rule.enabled, "actions": &*actions, "v": &*version,
-                "bytes": size,
+                "bytes": bytes, "memory": memory,
             };
             let on: RawArrayBuf = rule.on.iter().map(String::as_str).collect();
             set.append(cstr!("on"), on);
@@ -238,13 +279,27 @@ impl RuleStore {
         expected: &Expected,
     ) -> Result<bool, WriteError> {
         let turn = self.turn(bot).await?;
+        Box::pin(self.delete_in_turn(turn, bot, id, expected)).await
+    }
+
+    /// [`Self::delete`] with a turn that the caller waited for.
+    ///
+    /// # Errors
+    /// As those of [`Self::delete`].
+    pub(crate) async fn delete_in_turn(
+        &self,
+        turn: Turn,
+        bot: &BotId,
+        id: &RuleId,
+        expected: &Expected,
+    ) -> Result<bool, WriteError> {
         for _ in 0..TRIES {
             let before = self.expect(bot, id, expected).await?;
             if before.is_none() {
                 return Ok(false);
             }
             let change = rawdoc! {
-                "$unset": { "v": "", "name": "", "on": "", "filter": "", "actions": "", "enabled": "", "bytes": "", "place": "" },
+                "$unset": { "v": "", "name": "", "on": "", "filter": "", "actions": "", "enabled": "", "bytes": "", "memory": "", "place": "" },
                 "$currentDate": { "changed": true, "gone": true },
             };
             if self.write(&turn, (bot, id), before.as_deref(), change, false).await? {
@@ -256,10 +311,13 @@ impl RuleStore {
 
     /// Waits until no other rule of the bot is checked and written here. Otherwise concurrent writes
     /// would exceed the bot's maximum of bytes, and choose the same places.
-    async fn turn(&self, bot: &BotId) -> Result<Turn, WriteError> {
+    ///
+    /// # Errors
+    /// If other writes take too long, or too many requests of the caller wait.
+    pub(crate) async fn turn(&self, bot: &BotId) -> Result<Turn, WriteError> {
         let patience = request_deadline::at_most(ANSWER_TIMEOUT);
-        let turn = tokio::time::timeout(patience, self.turns.of(bot)).await;
-        turn.map_err(|_| WriteError::Contended)
+        let turn = tokio::time::timeout(patience, self.turns.of_request(bot)).await;
+        Ok(turn.map_err(|_| WriteError::Contended)??)
     }
 
     /// The version of a rule that meets the condition.
@@ -307,13 +365,38 @@ impl RuleStore {
         }
     }
 
-    /// A free place for a rule, unless it exceeds the bot's maximum.
-    async fn place(&self, bot: &BotId, id: &RuleId, bytes: usize) -> Result<String, WriteError> {
-        let wanted = Some(doc! { "_id": 1, "bytes": 1, "place": 1 });
+    /// A free place for a rule of this size, unless it exceeds the bot's maximum. See [`free_place`] and
+    /// [`check_memory`].
+    async fn place(
+        &self,
+        bot: &BotId,
+        id: &RuleId,
+        (bytes, memory): (usize, usize),
+    ) -> Result<String, WriteError> {
+        let wanted = Some(doc! { "_id": 1, "bytes": 1, "memory": 1, "place": 1 });
         let found = self.find(of_bot(bot), wanted, doc! {}, RULES_MAX + 1).await?;
         let own = id_of(bot, id);
-        let others = found.iter().filter(|document| document.get_str("_id").ok() != Some(&*own));
-        free_place(bot, bytes, others)
+        let is_own = |document: &RawDocumentBuf| document.get_str("_id").ok() == Some(&*own);
+        let place = free_place(bot, bytes, found.iter().filter(|other| !is_own(other)))?;
+        let earlier = if found.iter().all(|document| document.get_i64("memory").is_ok()) {
+            Vec::new()
+        } else {
+            // What they take is known only from the whole rules.
+            let mut filter = of_bot(bot);
+            filter.insert("memory", doc! { "$exists": false });
+            self.find(filter, None, doc! {}, RULES_MAX + 1).await?
+        };
+        let known = found.iter().map(|document| (document, number_in(document, "memory")));
+        let earlier = earlier
+            .iter()
+            .map(|document| (document, stored(document).map_or(0, |stored| stored.rule.memory())));
+        let (mut before, mut others) = (0, 0);
+        for (document, memory) in known.chain(earlier) {
+            let sum = if is_own(document) { &mut before } else { &mut others };
+            *sum += memory;
+        }
+        check_memory(memory, before, others)?;
+        Ok(place)
     }
 
     /// A page of the fan-out's part of all rules, in the order of their document ids, after `last`.
@@ -386,44 +469,6 @@ impl RuleStore {
     }
 }
 
-/// A rule; `None` for a document that is not a valid rule.
-fn stored(document: &RawDocumentBuf) -> Option<Stored> {
-    let read = || {
-        let rule = Rule {
-            name: document.get_str("name").ok()?.to_owned(),
-            on: texts(document)?,
-            filter: document.get_str("filter").ok().map(str::to_owned),
-            actions: serde_json::from_str(document.get_str("actions").ok()?).ok()?,
-            enabled: document.get_bool("enabled").ok()?,
-        };
-        let id = RuleId::parse(document.get_str("id").ok()?).ok()?;
-        Some(Stored { id, rule, version: document.get_str("v").ok()?.to_owned() })
-    };
-    read().or_else(|| misread(document))
-}
-
-/// Skips a document that is not a rule, so that the other rules still work.
-fn misread<T>(document: &RawDocumentBuf) -> Option<T> {
-    static MISREAD: OncePerMinute = OncePerMinute::new();
-    if let Some(suppressed) = MISREAD.take() {
-        let id = document.get_str("_id").unwrap_or("?");
-        warn!(
-            id,
-            suppressed, "skipped a document of the collection {AUTOMATIONS} that is not a rule"
-        );
-    }
-    None
-}
-
-/// The fan-out's part of a rule. An unreadable rule may concern every event of its bot.
-fn subscribing(document: &RawDocumentBuf) -> Option<Subscribing> {
-    let bot = document.get_str("bot").ok().and_then(|bot| BotId::parse(bot).ok());
-    let Some(bot) = bot else { return misread(document) };
-    let read = texts(document).zip(document.get_bool("enabled").ok());
-    let (on, enabled) = read.unwrap_or_else(|| (vec!["*".to_owned()], true));
-    Some(Subscribing { bot, on, enabled })
-}
-
 /// For [`crate::fuzzing`]: reads a document as a rule.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz(document: &RawDocumentBuf) {
@@ -438,49 +483,6 @@ fn of_bot(bot: &BotId) -> Document {
     doc! { "bot": bot.as_str(), "v": { "$exists": true } }
 }
 
-fn texts(document: &RawDocument) -> Option<Vec<String>> {
-    let list = document.get_array("on").ok()?;
-    list.into_iter().map(|text| Some(text.ok()?.as_str()?.to_owned())).collect()
-}
-
 fn new_version() -> String {
     uuid::Uuid::now_v7().simple().to_string()
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    /// A document as the first version wrote it. Every later version must read it.
-    #[test]
-    fn a_stored_rule_is_still_read_and_one_that_cannot_be_read_concerns_everything() {
-        let actions = r#"[{"set_tag":{"tag":"vip"}},{"emit":{"type":"vip.made","delay":"10m"}}]"#;
-        let sample = doc! {
-            "_id": "b\u{1f}welcome", "bot": "b", "id": "welcome", "name": "Welcome",
-            "on": ["tag.applied", "order.*"], "enabled": true,
-            "filter": "subscriber.age > 30", "v": "0198c0de", "actions": actions,
-            "bytes": 180_i64, "changed": DateTime::from_millis(1_760_000_000_000),
-        };
-        let found = stored(&RawDocumentBuf::try_from(&sample).unwrap()).unwrap();
-        assert_eq!((found.id.as_str(), &*found.version), ("welcome", "0198c0de"));
-        let rule = json!({
-            "name": "Welcome", "on": ["tag.applied", "order.*"], "enabled": true,
-            "filter": "subscriber.age > 30",
-            "actions": serde_json::from_str::<serde_json::Value>(actions).unwrap(),
-        });
-        assert_eq!(found.rule, serde_json::from_value(rule).unwrap());
-
-        let mut spoilt = sample;
-        spoilt.remove("on");
-        let spoilt = RawDocumentBuf::try_from(&spoilt).unwrap();
-        assert_eq!(stored(&spoilt), None);
-        let everything = Subscribing {
-            bot: BotId::parse("b").unwrap(),
-            on: vec!["*".to_owned()],
-            enabled: true,
-        };
-        assert_eq!(subscribing(&spoilt), Some(everything));
-    }
 }

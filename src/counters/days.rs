@@ -29,7 +29,7 @@ impl Counters {
     /// last seconds are missing.
     ///
     /// # Errors
-    /// If MongoDB does not answer in time.
+    /// If MongoDB does not answer in time, or too many requests of the caller wait for it.
     pub(crate) async fn daily(
         &self,
         bot: &BotId,
@@ -41,7 +41,7 @@ impl Counters {
         let stale = self.is_behind(bot).await;
         let size = Size::of(store::months(from, to) * ads.len());
         let daily = async {
-            let _turn = self.large.days.take(bot, size).await;
+            let _turn = self.large.days.take(bot, size).await?;
             self.store.daily(bot, ads, from, to).await
         };
         let asked = if size == Size::Small {

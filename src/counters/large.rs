@@ -1,6 +1,7 @@
 //! Which reads of the counters are large, and their turns.
 
 use crate::id::BotId;
+use crate::mongo::client::MongoError;
 use crate::mongo::large::{LargeReads, Place};
 use crate::mongo::turns::{Turn, Turns};
 
@@ -19,7 +20,7 @@ pub(super) enum Size {
     Small,
     /// Of days, each bot has some at a time.
     Medium,
-    /// Each bot has one at a time, and a process has few.
+    /// Each tenant has one at a time, and a process has few.
     Large,
 }
 
@@ -59,14 +60,21 @@ impl Default for SizedReads {
 impl SizedReads {
     /// Waits until a read of this size may run. It may run until the result is dropped.
     ///
+    /// # Errors
+    /// [`MongoError::Crowded`].
+    ///
     /// # Cancel safety
     /// The place in the line is lost.
-    pub(super) async fn take(&self, bot: &BotId, size: Size) -> (Option<Turn>, Option<Place>) {
-        match size {
+    pub(super) async fn take(
+        &self,
+        bot: &BotId,
+        size: Size,
+    ) -> Result<(Option<Turn>, Option<Place>), MongoError> {
+        Ok(match size {
             Size::Small => (None, None),
-            Size::Medium => (Some(self.medium.of(bot).await), None),
-            Size::Large => (None, Some(self.large.take(bot).await)),
-        }
+            Size::Medium => (Some(self.medium.of_request(bot).await?), None),
+            Size::Large => (None, Some(self.large.take(bot).await?)),
+        })
     }
 }
 

@@ -148,6 +148,13 @@ pub(crate) enum CountersError {
     MongoHangs,
 }
 
+impl CountersError {
+    /// Whether too many requests of the caller wait for MongoDB. It says nothing about a store.
+    fn is_crowded(&self) -> bool {
+        matches!(self, Self::Mongo(MongoError::Crowded(_)))
+    }
+}
+
 impl From<Unanswered<RedisError>> for CountersError {
     fn from(unanswered: Unanswered<RedisError>) -> Self {
         match unanswered {
@@ -278,14 +285,16 @@ impl Counters {
             Size::Medium => self.mongo.read_much(left, self.store.totals(bot, ads)).await,
             Size::Large => {
                 let totals = async {
-                    let _place = self.large.totals.take(bot).await;
+                    let _place = self.large.totals.take(bot).await?;
                     self.store.totals_apart(bot, ads).await
                 };
                 self.mongo.read_much(left, totals).await
             }
         };
         let stored = asked.map_err(CountersError::from).inspect_err(|error| {
-            if let Some(suppressed) = AWAY.take() {
+            if !error.is_crowded()
+                && let Some(suppressed) = AWAY.take()
+            {
                 warn!(%error, suppressed, "MongoDB does not return totals; uncached totals are unknown");
             }
         })?;
@@ -295,7 +304,7 @@ impl Counters {
     /// The totals of up to 1,000 ads; 0 for an ad without views.
     ///
     /// # Errors
-    /// If neither store answers in time.
+    /// If neither store answers in time, or too many requests of the caller wait for MongoDB.
     pub(crate) async fn totals(&self, bot: &BotId, ads: &[AdId]) -> Result<Totals, CountersError> {
         let until = Instant::now() + self.read_timeout;
         let book = self.redis(bot).read(self.read_timeout / 2, self.queue.book(bot, ads)).await;
@@ -324,7 +333,10 @@ impl Counters {
         if !missing.is_empty() {
             self.metrics.cache_misses.increment(missing.len() as u64);
             let filled = self.fill(bot, ads, book, &missing, &mut totals, until).await;
-            stale = filled.unwrap_or(true);
+            stale = match filled {
+                Err(error) if error.is_crowded() => return Err(error),
+                filled => filled.unwrap_or(true),
+            };
         }
         Ok(Totals { totals, stale })
     }
@@ -334,7 +346,8 @@ impl Counters {
     /// views may be missing: a flush ran until the end.
     ///
     /// # Errors
-    /// If Redis stops answering, because queued views may then be missing.
+    /// If Redis stops answering, because queued views may then be missing, or too many requests of the
+    /// caller wait for MongoDB.
     async fn fill(
         &self,
         bot: &BotId,
@@ -348,7 +361,11 @@ impl Counters {
         let left = || until.saturating_duration_since(Instant::now()).max(self.read_timeout / 4);
         let asked: Vec<AdId> = missing.iter().map(|&at| ads[at].clone()).collect();
         for pause in AGAIN {
-            let Ok(stored) = self.ask(bot, &asked, until).await else { return Ok(doubt) };
+            let stored = match self.ask(bot, &asked, until).await {
+                Ok(stored) => stored,
+                Err(error) if error.is_crowded() && !doubt => return Err(error),
+                Err(_) => return Ok(doubt),
+            };
             doubt = false;
             // If an ad has no queued views, MongoDB contained all its views before it was asked.
             let progress = if missing.iter().any(|&at| is_queued(book.known[at])) {

@@ -149,8 +149,8 @@ impl Filter {
     }
 
     pub(super) fn answer(&self, facts: &Facts) -> Result<cel::Value, Refusal> {
-        let run = AssertUnwindSafe(|| self.program.execute(&facts.context));
-        match catch_unwind(run) {
+        let run = || cel::Value::resolve(&self.expression, &facts.context);
+        match catch_unwind(AssertUnwindSafe(run)) {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(ExecutionError::UndeclaredReference(name))) => {
                 Err(Refusal::Unknown(name.to_string()))

@@ -7,6 +7,7 @@
 mod compile;
 mod evaluate;
 mod glob;
+mod memory;
 mod regex;
 mod size;
 mod volume;
@@ -15,7 +16,7 @@ mod walk;
 use std::fmt;
 use std::sync::Arc;
 
-use cel::Program;
+use cel::IdedExpr;
 
 pub use self::evaluate::Facts;
 pub use self::glob::Glob;
@@ -65,7 +66,7 @@ impl Sees {
 
 /// A compiled CEL expression.
 pub struct Filter {
-    program: Program,
+    expression: IdedExpr,
     shape: Shape,
     sees: Sees,
 }

@@ -104,6 +104,7 @@ fn reply(value: &Value) {
     for read in [
         read::<scripts::Act>,
         read::<scripts::Advance>,
+        read::<scripts::Arrived>,
         read::<scripts::Audit>,
         read::<scripts::Beat>,
         read::<scripts::Budget>,

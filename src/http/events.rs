@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
@@ -14,13 +13,14 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Api;
-use super::admit::{NamedBots, Waited};
+use super::admit::NamedBots;
 use super::auth::Caller;
 use super::cloudevents::{Events, Mode};
 use super::docs::{Body, Parameters};
 use super::extract;
 use super::problem::{Flaw, Kind, Problem};
 use super::traced::Traced;
+use crate::admission::aside::aside;
 use crate::bus::BusError;
 use crate::bus::backlog::Exceeded;
 use crate::bus::source::Outgoing;
@@ -115,10 +115,10 @@ async fn publish(
     let mode = Mode::of(&parts.headers)?;
     let body = extract::read(&parts.headers, body).await?;
     let events = mode.read(&parts.headers, &body)?;
-    let (waited, accepted) = store(&api, &caller, &parts, events).await?;
+    let accepted = store(&api, &caller, &parts, events).await?;
     let applied = accepted.events.is_some();
     let applied = applied.then_some([("preference-applied", "return=representation")]);
-    Ok((StatusCode::ACCEPTED, waited, applied, Json(accepted)).into_response())
+    Ok((StatusCode::ACCEPTED, applied, Json(accepted)).into_response())
 }
 
 /// Why events are not stored, or are not known to be.
@@ -146,7 +146,7 @@ pub(super) async fn store(
     caller: &Caller,
     parts: &Parts,
     mut events: Events<'_>,
-) -> Result<(Extension<Waited>, Accepted), Unstored> {
+) -> Result<Accepted, Unstored> {
     let foreign: Vec<Flaw> = (events.bots.iter().enumerate())
         .filter(|(_, bot)| !caller.covers(bot))
         .map(|(index, bot)| Flaw {
@@ -179,11 +179,11 @@ pub(super) async fn store(
         Problem::new(Kind::Starting, detail).retry_after(1)
     })?;
     let senders = senders(api, caller, &counts);
-    let mut entered = api.backlog.enter(senders).await.map_err(|Exceeded { place, events }| {
+    let entered = aside(api.backlog.enter(senders)).await;
+    let mut entered = entered.map_err(|Exceeded { place, events }| {
         let bot = counts.keys().nth(place).copied();
         api.gate.refuse_backlog(bot, events, parts)
     })?;
-    let waited = Extension(Waited(entered.waited));
     let mut traced = Traced::of(api, &parts.headers, &mut events);
     let outgoing: Vec<Outgoing<'_>> = events
         .texts
@@ -218,8 +218,7 @@ pub(super) async fn store(
     let kinds = events.bots.iter().zip(events.kinds);
     let unmatched = kinds.filter(|(bot, kind)| !api.taken.takes(bot, kind));
     let unmatched = unmatched.map(|(_, kind)| kind).collect();
-    let accepted = Accepted { accepted: events.texts.len(), unmatched, events: on_bus };
-    Ok((waited, accepted))
+    Ok(Accepted { accepted: events.texts.len(), unmatched, events: on_bus })
 }
 
 /// The senders whose uncopied events are bounded, with their number of events: each bot, and last

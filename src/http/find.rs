@@ -15,12 +15,13 @@ use super::auth::Caller;
 use super::bots::BotPath;
 use super::docs::{OfEvent, OfPipeline};
 use super::extract::{Path, Query};
+use super::large_reads::OneTurn;
 use super::page::{Limit, fitting};
 use super::problem::{Kind, Problem};
 use crate::find::{Found, Places, Wanted, find};
 use crate::history::Attempt;
 use crate::id::BotId;
-use crate::redis::RedisError;
+use crate::queue::Queue;
 
 /// The search of the bus ends after this time.
 const WITHIN: Duration = Duration::from_secs(5);
@@ -132,6 +133,18 @@ pub(super) fn veil(caller: &Caller, attempt: &mut Attempt) {
     }
 }
 
+/// Waits for the turn of the request if it looks for the attempts of a bot among many of other bots.
+pub(super) async fn wait_for_attempts(
+    turn: &OneTurn<'_>,
+    queue: &Queue,
+    bot: &BotId,
+) -> Result<(), Problem> {
+    if turn.is_for_certain() && queue.keeps_many_attempts(bot).await? {
+        turn.take_of_certain().await?;
+    }
+    Ok(())
+}
+
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -166,8 +179,9 @@ async fn attempts(
     let limit = Limit { default: 100, least: 1, most: 1_000 }.of(query.limit)?;
     caller.check_bot(&path.bot)?;
     let queue = api.queues.find(&path.pipeline).await?;
-    let found: Result<Vec<Attempt>, RedisError> = queue.attempts(&path.bot, limit).await;
-    let mut found = found?;
+    let turn = api.large_reads.once(&caller);
+    wait_for_attempts(&turn, &queue, &path.bot).await?;
+    let mut found = queue.attempts(&path.bot, limit).await?;
     for attempt in &mut found {
         veil(&caller, attempt);
     }

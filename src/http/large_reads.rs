@@ -7,10 +7,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::oneshot;
+use tokio::sync::{OnceCell, oneshot};
 
-use super::admit::aside;
+use super::auth::Caller;
 use super::problem::{Kind, Problem};
+use crate::admission::aside::aside;
 
 /// Gives one turn at a time.
 #[derive(Debug, Clone)]
@@ -97,6 +98,12 @@ impl LargeReads {
         Problem::new(Kind::Quota, detail).retry_after(1)
     }
 
+    /// The turn of a request that makes several large reads, or none.
+    pub(super) fn once<'a>(&'a self, caller: &'a Caller) -> OneTurn<'a> {
+        let (token, is_for_certain) = (caller.name(), !caller.covers_all());
+        OneTurn { reads: self, token, is_for_certain, turn: OnceCell::new() }
+    }
+
     /// A turn, if no other request has one.
     pub(super) fn take_now(&self) -> Option<Turn> {
         let mut state = self.state();
@@ -153,6 +160,58 @@ impl Drop for Turn {
         if let Some(reads) = self.0.take() {
             reads.pass();
         }
+    }
+}
+
+/// The turn of one request. It is taken before the first large read, once for all of them: a request that
+/// waited for another turn while it has one would wait for itself.
+pub(super) struct OneTurn<'a> {
+    reads: &'a LargeReads,
+    token: &'a str,
+    /// Whether its token is for certain bots.
+    is_for_certain: bool,
+    turn: OnceCell<Turn>,
+}
+
+impl OneTurn<'_> {
+    /// Whether its token is for certain bots.
+    pub(super) fn is_for_certain(&self) -> bool {
+        self.is_for_certain
+    }
+
+    /// Waits for the turn, unless the request has it.
+    ///
+    /// # Errors
+    /// As [`LargeReads::take`].
+    ///
+    /// # Cancel safety
+    /// As [`LargeReads::take`].
+    pub(super) async fn take(&self) -> Result<(), Problem> {
+        self.turn.get_or_try_init(|| self.reads.take(self.token)).await?;
+        Ok(())
+    }
+
+    /// The same, but tokens for all bots wait for none.
+    ///
+    /// # Errors
+    /// As [`LargeReads::take`].
+    ///
+    /// # Cancel safety
+    /// As [`LargeReads::take`].
+    pub(super) async fn take_of_certain(&self) -> Result<(), Problem> {
+        if self.is_for_certain {
+            self.take().await?;
+        }
+        Ok(())
+    }
+
+    /// Whether the request may read much now: it has the turn, no other one has it, or its token is for
+    /// all bots.
+    pub(super) fn take_now_of_certain(&self) -> bool {
+        if !self.is_for_certain || self.turn.initialized() {
+            return true;
+        }
+        self.reads.take_now().is_some_and(|turn| self.turn.set(turn).is_ok())
     }
 }
 
@@ -223,6 +282,47 @@ mod tests {
         drop(first);
         let [next, _] = waiting;
         assert!(now(next).is_some());
+    }
+
+    /// A token for these bots.
+    fn caller(name: &str, bots: &str) -> Caller {
+        Caller::new(name, Vec::new(), &[bots.to_owned()])
+    }
+
+    #[test]
+    fn a_request_takes_one_turn_for_all_its_reads_and_passes_it_on_at_its_end() {
+        let reads = LargeReads::lists();
+        let (shop, other) = (caller("shop", "shop-*"), caller("other", "other-*"));
+        let turn = reads.once(&shop);
+        assert!(turn.take().now_or_never().expect("none has it").is_ok());
+        let again = [turn.take_of_certain().now_or_never(), turn.take().now_or_never()];
+        assert!(again.iter().all(|taken| matches!(taken, Some(Ok(())))), "{again:?}");
+        assert!(turn.take_now_of_certain(), "it has it");
+        let theirs = reads.once(&other);
+        assert!(!theirs.take_now_of_certain(), "another request has it");
+        {
+            let mut waiting = pin!(theirs.take_of_certain());
+            assert!(waiting.as_mut().now_or_never().is_none());
+            drop(turn);
+            assert!(matches!(waiting.now_or_never(), Some(Ok(()))), "its turn");
+        }
+        drop(theirs);
+        assert!(!reads.state().is_taken);
+    }
+
+    #[test]
+    fn a_request_that_reads_little_or_is_for_all_bots_takes_no_turn() {
+        let reads = LargeReads::lists();
+        let (all, shop) = (caller("all", "*"), caller("shop", "shop-*"));
+        let turn = reads.once(&all);
+        assert!(matches!(turn.take_of_certain().now_or_never(), Some(Ok(()))));
+        assert!(turn.take_now_of_certain() && !reads.state().is_taken);
+        let little = reads.once(&shop);
+        assert!(!reads.state().is_taken);
+        assert!(little.take_now_of_certain() && reads.state().is_taken, "it is free");
+        assert!(turn.take_now_of_certain(), "it needs none");
+        drop(little);
+        assert!(!reads.state().is_taken);
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::client::MongoError;
+use crate::admission::aside::in_line;
 use crate::id::{BotId, Lane};
 
 /// Minimum number of bots in the map before bots without a write are removed.
@@ -77,6 +79,18 @@ impl Turns {
     pub(crate) async fn of_lane(&self, bot: &BotId, lane: Option<Lane>) -> Turn {
         let gate = self.gate(bot, lane);
         Turn(Arc::new(gate.acquire_owned().await.ok()))
+    }
+
+    /// [`Self::of`] for a request. While it waits, it holds no place in flight. Few requests of a caller
+    /// wait.
+    ///
+    /// # Errors
+    /// [`MongoError::Crowded`].
+    ///
+    /// # Cancel safety
+    /// The place in the line is lost.
+    pub(crate) async fn of_request(&self, bot: &BotId) -> Result<Turn, MongoError> {
+        Ok(in_line(self.of(bot)).await?)
     }
 
     fn gate(&self, bot: &BotId, lane: Option<Lane>) -> Arc<Semaphore> {

@@ -30,6 +30,9 @@ const CALL_ACCOUNTS: usize = 500;
 /// Maximum number of exceptions in one script call, for the same reason. A completion with more is
 /// committed in parts. A slice by lanes ends with one completion, so it has at most this number of events.
 pub(super) const CALL_EXCEPTIONS: usize = 500;
+/// Maximum number of bytes of the slices with exceptions in one script call, unless one slice has more: the
+/// script reads these events and writes them elsewhere.
+const CALL_BYTES: u64 = 4 << 20;
 /// Maximum number of completions per write.
 const GROUP_MAX: usize = 2_048;
 /// A completion waits only if its lease lasts longer than this.
@@ -441,11 +444,13 @@ fn grouped(waiting: &[Item]) -> Vec<(Shard, Vec<usize>)> {
             item.completion.leaving.as_ref().map_or(0, |leaving| leaving.accounts.len())
         };
         let exceptions = |item: &Item| item.completion.exceptions.len();
+        let bytes = |item: &Item| if exceptions(item) > 0 { item.completion.bytes } else { 0 };
         let fits = |group: &Vec<usize>| {
             let others = || group.iter().map(|&place| &waiting[place]);
             group.len() < CALL_MAX
                 && others().map(accounts).sum::<usize>() + accounts(item) <= CALL_ACCOUNTS
                 && others().map(exceptions).sum::<usize>() + exceptions(item) <= CALL_EXCEPTIONS
+                && others().map(bytes).sum::<u64>() + bytes(item) <= CALL_BYTES
                 && !others().any(|other| other.completion.bot == item.completion.bot)
         };
         match groups.last_mut() {

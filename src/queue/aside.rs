@@ -15,8 +15,6 @@ use crate::id::{BotId, Lane};
 use crate::redis::scripts::{Attempts, Part, Peek};
 use crate::redis::{RedisError, Reply};
 
-/// The bytes of a record that have its sequence.
-const HEAD: usize = 11;
 /// Number of lanes whose first events are looked at for the age of the oldest one, but at least one of
 /// each bot.
 const LOOKED_AT: usize = 512;
@@ -117,27 +115,15 @@ impl Queue {
             }
         }
         let share = (LOOKED_AT / with_lanes.len().max(1)).max(1);
-        let mut peeks = Vec::new();
+        let mut lanes: Vec<(&BotId, Option<Lane>)> = Vec::new();
         for (bot, aside) in &with_lanes {
-            peeks.extend(aside.lanes().iter().take(share).map(|waiting| Peek {
-                keys: self.keys_of(bot),
-                bot,
-                lane: Some(waiting.lane),
-                place: 0,
-                before: 0,
-                limit: 1,
-                bytes: 0,
-                part: Part::Start(HEAD),
-            }));
+            let first = aside.lanes().iter().take(share);
+            lanes.extend(first.map(|waiting| (*bot, Some(waiting.lane))));
         }
-        if peeks.is_empty() {
-            return Ok(oldest);
-        }
-        for (peek, peeked) in peeks.iter().zip(self.link().call_all(&peeks).await?) {
-            if let Some(record) = peeked?.records.first() {
-                let sequence = sequence_of(record);
-                let first = oldest.entry(peek.bot.clone()).or_insert(sequence);
-                *first = sequence.min(*first);
+        for (bot, head) in self.heads_of(&lanes, true).await? {
+            if head.depth > 0 {
+                let first = oldest.entry(bot).or_insert(head.sequence);
+                *first = head.sequence.min(*first);
             }
         }
         Ok(oldest)

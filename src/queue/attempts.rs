@@ -14,6 +14,8 @@ use crate::redis::{RedisError, Reply};
 const PAGE: RangeInclusive<usize> = 16..=256;
 /// Maximum number of entries that are read: enough for the default bounds of a shard.
 const ENTRIES: usize = 1_024;
+/// More entries than this are many: each has up to 64 attempts.
+const MANY: u64 = 128;
 
 impl Queue {
     /// The last attempts of a bot, the newest first, at most `limit`. What ended in the last second may
@@ -59,6 +61,14 @@ impl Queue {
         found.sort_by_key(|attempt| std::cmp::Reverse((attempt.time_ms, attempt.last_sequence)));
         found.truncate(limit);
         Ok(found)
+    }
+
+    /// Whether so many attempts of all bots of its shard are kept that those of a bot may take long to find.
+    pub(crate) async fn keeps_many_attempts(&self, bot: &BotId) -> Result<bool, RedisError> {
+        let [done, ..] = &self.keys_of(bot).history;
+        let length = self.link().command("XLEN", redis::Cmd::xlen(done)).await?;
+        let length = Reply::single(length).and_then(|mut reply| reply.number::<u64>());
+        Ok(self.read("XLEN", length)? > MANY)
     }
 }
 

@@ -9,7 +9,7 @@ use tracing::warn;
 use utoipa::ToSchema;
 
 use super::Queue;
-use super::letters::decode;
+use super::letters::{READ_BYTES, decode};
 use crate::clock::millis;
 use crate::event::Event;
 use crate::id::{BotId, LetterId, Offset, Shard};
@@ -251,9 +251,9 @@ impl Queue {
         if id.shard.index() >= usize::from(self.shard_count().get()) {
             return Ok(false);
         }
-        let (keys, ids) = (self.keys(id.shard), [id.entry]);
-        let letters = Dropping::Ids(&ids);
-        Ok(self.link().call(&DropLetters { keys, letters }).await? == 1)
+        let mut done = 0;
+        self.drop_letters(id.shard, &[id.entry], &mut done).await?;
+        Ok(done == 1)
     }
 
     /// Redrives the dead letters of `bot`, or of all bots, whose time is at most `until` on the
@@ -332,14 +332,31 @@ impl Queue {
             let mut pages = Pages::until(until);
             while let Some(letters) = pages.next(self, shard, bot).await? {
                 let ids: Vec<_> = letters.into_iter().map(|(_, id)| id).collect();
-                if ids.is_empty() {
-                    continue;
+                if !ids.is_empty() {
+                    self.drop_letters(shard, &ids, done).await?;
                 }
-                let (keys, letters) = (self.keys(shard), Dropping::Ids(&ids));
-                *done += self.link().call(&DropLetters { keys, letters }).await?;
             }
         }
         Ok(())
+    }
+
+    /// Deletes letters of a shard, at least one, with a call per [`READ_BYTES`]. Adds to `done` how many
+    /// of them existed, also if a later call failed.
+    pub(super) async fn drop_letters(
+        &self,
+        shard: Shard,
+        ids: &[Offset],
+        done: &mut u64,
+    ) -> Result<(), RedisError> {
+        let (keys, letters) = (self.keys(shard), Dropping::Ids(ids));
+        let call = DropLetters { keys, letters, bytes: READ_BYTES };
+        loop {
+            let dropped = self.link().call(&call).await?;
+            *done += dropped.count;
+            if !dropped.more {
+                return Ok(());
+            }
+        }
     }
 
     /// Notes that events were lost because their bots have as many dead letters as they may.
@@ -363,12 +380,15 @@ impl Queue {
         let mut shards: Vec<&ShardKeys> = self.shards().iter().collect();
         let mut count = 0;
         while !shards.is_empty() {
-            let calls: Vec<_> = shards.iter().map(|&keys| DropLetters { keys, letters }).collect();
+            // All are in one write, and Redis serves others only after it.
+            let bytes = (READ_BYTES / shards.len()).max(1);
+            let calls: Vec<_> =
+                shards.iter().map(|&keys| DropLetters { keys, letters, bytes }).collect();
             let mut more = Vec::new();
-            for (keys, deleted) in shards.iter().zip(self.link().call_all(&calls).await?) {
-                let deleted = deleted?;
-                count += deleted;
-                if deleted >= DropLetters::MAX {
+            for (keys, dropped) in shards.iter().zip(self.link().call_all(&calls).await?) {
+                let dropped = dropped?;
+                count += dropped.count;
+                if dropped.more {
                     more.push(*keys);
                 }
             }

@@ -12,13 +12,14 @@ use crate::quotas::Quota;
 use crate::redis::scripts::{Audit, Audited, ReadSlice};
 use crate::redis::{RedisError, Reply};
 
-/// Maximum number of entries that one call of the audit reads.
+/// Maximum number of entries that one call of the audit reads, and of their bytes: Redis waits.
 const ENTRIES_MAX: u64 = 50_000;
+const BYTES_MAX: u64 = 16 << 20;
 /// The scripts count the bytes of a queue with this number of events, or with a large one.
 const FEW: usize = 32;
 /// More bytes than a queue has that is not counted.
 const FEW_BYTES: usize = 4 << 20;
-/// Number of queues that one call of the audit reads, unless they are long.
+/// Number of queues that one call of the audit reads, unless they are long or large.
 const QUEUES: usize = 50;
 
 /// What a bot holds in a pipeline, or may hold: then 0 means no quota.
@@ -116,13 +117,13 @@ impl Queue {
 
     /// Compares what the bots of a shard hold with their queues, delayed events and dead letters,
     /// and corrects it, during any traffic. Returns the number of wrong values, and whether
-    /// everything was compared: what has too many entries for one script is skipped.
+    /// everything was compared: what has too many entries or bytes for one script is skipped.
     ///
     /// # Errors
     /// If Redis is unavailable or refuses.
     pub async fn reconcile_holdings(&self, shard: Shard) -> Result<(u64, bool), RedisError> {
         let keys = self.keys(shard);
-        let audit = |bots| Audit { keys, bots, entries_max: ENTRIES_MAX };
+        let audit = |bots| Audit { keys, bots, entries_max: ENTRIES_MAX, bytes_max: BYTES_MAX };
         let (mut wrong, mut all) = match self.link().call(&audit(&[])).await? {
             Audited::Set(wrong) => (wrong, true),
             Audited::Many => (0, false),

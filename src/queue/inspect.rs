@@ -11,9 +11,10 @@ use serde::Serialize;
 use tracing::warn;
 use utoipa::ToSchema;
 
+use super::letters::READ_BYTES;
 use super::{PauseNote, Queue};
 use crate::event::Event;
-use crate::id::{BotId, Sequence, Shard};
+use crate::id::{BotId, Lane, Sequence, Shard};
 use crate::rate::{BotLimits, BotRate, Weight};
 use crate::redis::keys::ShardKeys;
 use crate::redis::scripts::{Head, Heads};
@@ -212,23 +213,51 @@ impl Queue {
 
     /// The states of these bots' queues, without their events.
     pub(super) async fn heads(&self, bots: &[BotId]) -> Result<HashMap<BotId, Head>, RedisError> {
-        let mut shards: HashMap<Shard, Vec<BotId>> = HashMap::new();
-        for bot in bots {
-            shards.entry(self.shard_of(bot)).or_default().push(bot.clone());
+        let queues: Vec<(&BotId, Option<Lane>)> = bots.iter().map(|bot| (bot, None)).collect();
+        Ok(self.heads_of(&queues, true).await?.into_iter().collect())
+    }
+
+    /// The states of these queues, and of lanes that are set aside, in any order. Only if they are `aged`,
+    /// their sequences are read: Redis reads whole events for them, so a write reads the first ones that
+    /// fit into [`READ_BYTES`], but at least one of each shard, and the next write goes on behind them.
+    pub(super) async fn heads_of(
+        &self,
+        lists: &[(&BotId, Option<Lane>)],
+        aged: bool,
+    ) -> Result<Vec<(BotId, Head)>, RedisError> {
+        let mut shards: HashMap<Shard, Vec<(&BotId, Option<Lane>)>> = HashMap::new();
+        for &(bot, lane) in lists {
+            shards.entry(self.shard_of(bot)).or_default().push((bot, lane));
         }
-        let calls: Vec<Heads<'_>> = shards
+        let mut calls: Vec<Heads<'_>> = shards
             .iter()
-            .flat_map(|(shard, bots)| {
+            .flat_map(|(shard, lists)| {
                 let keys = self.keys(*shard);
-                bots.chunks(Heads::MAX).map(move |bots| Heads { keys, bots })
+                lists.chunks(Heads::MAX).map(move |lists| Heads { keys, lists, bytes: 0 })
             })
             .collect();
-        let mut found = HashMap::with_capacity(bots.len());
-        if calls.is_empty() {
-            return Ok(found);
-        }
-        for (call, heads) in calls.iter().zip(self.link().call_all(&calls).await?) {
-            found.extend(call.bots.iter().cloned().zip(heads?));
+        let mut found = Vec::with_capacity(lists.len());
+        while !calls.is_empty() {
+            if aged {
+                let bytes = (READ_BYTES / calls.len()).max(1);
+                for call in &mut calls {
+                    call.bytes = bytes;
+                }
+            }
+            let mut left = Vec::new();
+            for (call, heads) in calls.iter().zip(self.link().call_all(&calls).await?) {
+                let heads = heads?;
+                let parts = call.lists.split_at_checked(heads.len());
+                let (read, rest) = parts.filter(|(read, _)| !read.is_empty()).ok_or_else(|| {
+                    let count = heads.len().to_string();
+                    self.link().misread("heads", ReplyError::unexpected("some heads", &count))
+                })?;
+                found.extend(read.iter().map(|&(bot, _)| bot.clone()).zip(heads));
+                if !rest.is_empty() {
+                    left.push(Heads { keys: call.keys, lists: rest, bytes: 0 });
+                }
+            }
+            calls = left;
         }
         Ok(found)
     }

@@ -20,6 +20,22 @@ const PAUSED_MAX: i64 = 200;
 /// Maximum number of names in a hint.
 const NEAR: usize = 3;
 
+impl BotView {
+    /// Whether a bot that holds this has nothing besides attempts: nothing is queued, delayed, pending,
+    /// dead or set.
+    pub(crate) fn has_nothing(&self, dead: &DeadOfBot, holds: &Holdings) -> bool {
+        let is_set = self.weight != Weight::ONE || self.rate.is_some() || self.burst.is_some();
+        let has_any = self.state != BotState::Idle
+            || self.depth > 0
+            || self.attempts > 0
+            || is_set
+            || dead.count > 0
+            || dead.at_least
+            || *holds != Holdings::default();
+        !has_any
+    }
+}
+
 impl Queue {
     /// Whether nothing is known of a bot: nothing is queued, delayed, pending, dead or set, and no
     /// attempt is kept.
@@ -32,15 +48,7 @@ impl Queue {
         dead: &DeadOfBot,
         holds: &Holdings,
     ) -> Result<bool, RedisError> {
-        let is_set = view.weight != Weight::ONE || view.rate.is_some() || view.burst.is_some();
-        let has_any = view.state != BotState::Idle
-            || view.depth > 0
-            || view.attempts > 0
-            || is_set
-            || dead.count > 0
-            || dead.at_least
-            || *holds != Holdings::default();
-        Ok(!has_any && self.attempts(&view.bot, 1).await?.is_empty())
+        Ok(view.has_nothing(dead, holds) && self.attempts(&view.bot, 1).await?.is_empty())
     }
 
     /// Bots of the pipeline with names like this one, among those that are `wanted`, the nearest first.

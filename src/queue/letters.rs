@@ -26,7 +26,7 @@ pub(super) const PORTION_BYTES: usize = 1 << 20;
 /// Maximum number of letters that one read looks at.
 const PORTION: usize = 50;
 /// Maximum number of bytes that a script reads in one call, without returning them.
-const READ_BYTES: usize = 4 << 20;
+pub(super) const READ_BYTES: usize = 4 << 20;
 
 /// A page of dead letters.
 #[derive(Debug)]

@@ -2,8 +2,9 @@
 //!
 //! 1. Every bot with queued events is in the control set, in the busy set, or paused. The list
 //!    reads these ids, in portions, and scans nothing.
-//! 2. A script returns the length and the first sequence of their queues, 500 per call, four shards
-//!    concurrently. It does not read the events.
+//! 2. A script returns the length of their queues, 500 per call, four shards concurrently. For the age it
+//!    returns the first sequence, too: it reads the first events for that, a few MiB per write, and does
+//!    not send them.
 //! 3. Only the bots of the page are read completely.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -15,9 +16,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Queue;
 use super::inspect::{BotState, BotView};
-use crate::id::{BotId, Shard};
+use crate::id::{BotId, Lane, Shard};
 use crate::redis::keys::ShardKeys;
-use crate::redis::scripts::{Head, Heads};
+use crate::redis::scripts::Head;
 use crate::redis::{RedisError, Reply, ReplyError};
 
 /// Maximum number of bots read from the control set and from the busy set of a shard. Beyond it,
@@ -225,7 +226,7 @@ impl Queue {
                 let bots = self.bots_of("ZRANGE", range).await?;
                 let is_last = bots.len() < PORTION;
                 let wanted = self.sieve(keys, bots.into_iter().flatten(), filter).await?;
-                self.rank(keys, wanted, order, after, limit, &mut first).await?;
+                self.rank(wanted, order, after, limit, &mut first).await?;
                 if is_last {
                     break;
                 }
@@ -236,13 +237,13 @@ impl Queue {
             let paused: Vec<BotId> = paused.into_iter().flatten().collect();
             for portion in paused.chunks(PORTION) {
                 let wanted = self.sieve(keys, portion.iter().cloned(), filter).await?;
-                self.rank(keys, wanted, order, after, limit, &mut first).await?;
+                self.rank(wanted, order, after, limit, &mut first).await?;
             }
         }
         if filter.failing && filter.reads(Set::Dead) {
             let dead = self.bots_of_newest_letters(shard).await?;
             let wanted = self.sieve(keys, dead.into_iter(), filter).await?;
-            self.rank(keys, wanted, order, after, limit, &mut first).await?;
+            self.rank(wanted, order, after, limit, &mut first).await?;
         }
         // A bot that moved meanwhile was read twice.
         let mut seen = HashSet::new();
@@ -355,26 +356,20 @@ impl Queue {
     /// Adds these bots to the first ones of a shard, of which it keeps one more than `limit`.
     async fn rank(
         &self,
-        keys: &ShardKeys,
         bots: Vec<BotId>,
         order: BotOrder,
         after: Option<&BotCursor>,
         limit: usize,
         first: &mut BTreeSet<BotCursor>,
     ) -> Result<(), RedisError> {
-        let calls: Vec<_> = bots.chunks(Heads::MAX).map(|bots| Heads { keys, bots }).collect();
-        if calls.is_empty() {
-            return Ok(());
-        }
-        for (call, heads) in calls.iter().zip(self.link().call_all(&calls).await?) {
-            for (bot, head) in call.bots.iter().zip(heads?) {
-                let cursor = BotCursor { place: order.place(head), bot: bot.clone() };
-                if after.is_none_or(|after| cursor > *after) {
-                    first.insert(cursor);
-                }
-                if first.len() > limit + 1 {
-                    first.pop_last();
-                }
+        let queues: Vec<(&BotId, Option<Lane>)> = bots.iter().map(|bot| (bot, None)).collect();
+        for (bot, head) in self.heads_of(&queues, order == BotOrder::Age).await? {
+            let cursor = BotCursor { place: order.place(head), bot };
+            if after.is_none_or(|after| cursor > *after) {
+                first.insert(cursor);
+            }
+            if first.len() > limit + 1 {
+                first.pop_last();
             }
         }
         Ok(())

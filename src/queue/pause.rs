@@ -1,5 +1,6 @@
 //! Pauses of bots and pipelines, each with a note: since when, by whom, and why.
 
+use redis::{Pipeline, Value};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -114,6 +115,28 @@ impl Queue {
             None => self.shards.iter().map(pause).collect(),
         };
         changed(self.link.call_all(&calls).await?)
+    }
+
+    /// Whether the whole pipeline is paused, in any shard.
+    pub(crate) async fn is_paused(&self) -> Result<bool, RedisError> {
+        let mut pipe = Pipeline::with_capacity(self.shards.len());
+        for keys in self.shards.iter() {
+            pipe.cmd("HEXISTS").arg(keys.meta()).arg("paused");
+        }
+        for value in self.link.run(&pipe).await? {
+            match value {
+                Value::Int(1) | Value::Boolean(true) => return Ok(true),
+                // A damaged shard must not hide the others.
+                Value::ServerError(error) => {
+                    let error = self.link.refused("HEXISTS", &error);
+                    if error.is_passing() {
+                        return Err(error);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(false)
     }
 
     /// Undoes [`Self::pause`].

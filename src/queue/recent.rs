@@ -6,9 +6,10 @@ use std::collections::HashMap;
 use redis::{Pipeline, Value};
 
 use super::Queue;
+use super::letters::READ_BYTES;
 use crate::history::{Attempt, read_failures, read_portion, settled_in};
 use crate::id::BotId;
-use crate::redis::scripts::{Part, Peek};
+use crate::redis::scripts::Arrived;
 use crate::redis::{RedisError, Reply};
 
 /// Number of entries of the stream per read, and maximum number of reads.
@@ -16,8 +17,6 @@ const PAGE: usize = 64;
 const PAGES: usize = 16;
 /// Maximum number of entries of each shard that are read for the busiest bots.
 const BUSY_ENTRIES: usize = 32;
-/// Number of first bytes of a record: enough for its sequence.
-const SEQUENCE_BYTES: usize = 11;
 
 /// Sequences are times in µs.
 const MICROS_PER_MS: u64 = 1_000;
@@ -123,7 +122,8 @@ impl Queue {
     }
 
     /// How many of the `length` events of a bot's queue arrived until each of these times, ms since
-    /// 1970. A queue is in the order of arrival, so each costs a binary search.
+    /// 1970. A queue is in the order of arrival, so each costs a binary search. Redis reads whole events
+    /// for it: of large ones it reads a few, and the numbers are near.
     pub(crate) async fn arrived_until(
         &self,
         bot: &BotId,
@@ -133,30 +133,9 @@ impl Queue {
         if length == 0 {
             return Ok(vec![0; times.len()]);
         }
-        let peeks: Vec<Peek<'_>> = times
-            .iter()
-            .map(|time| Peek {
-                keys: self.keys_of(bot),
-                bot,
-                lane: None,
-                // Behind every queue, so the script searches for the sequence.
-                place: u64::from(u32::MAX) << 8,
-                before: time.saturating_mul(MICROS_PER_MS),
-                limit: 1,
-                bytes: 0,
-                part: Part::Start(SEQUENCE_BYTES),
-            })
-            .collect();
-        let mut counts = Vec::with_capacity(times.len());
-        for peeked in self.link().call_all(&peeks).await? {
-            let peeked = peeked?;
-            counts.push(match (peeked.next, peeked.records.len()) {
-                (Some(next), _) => next.saturating_sub(1),
-                (None, 0) => length,
-                (None, _) => length.saturating_sub(1),
-            });
-        }
-        Ok(counts)
+        let until: Vec<u64> = times.iter().map(|time| time.saturating_mul(MICROS_PER_MS)).collect();
+        let (keys, bytes) = (self.keys_of(bot), READ_BYTES);
+        self.link().call(&Arrived { keys, bot, until: &until, bytes }).await
     }
 
     /// Whether the whole pipeline is paused, in the shard of a bot.

@@ -6,21 +6,18 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::letters::READ_BYTES;
 use super::{BulkStopped, LetterOfBot, Queue};
 use crate::clock::millis;
 use crate::id::{BotId, LetterId, Offset, Shard};
 use crate::redis::RedisError;
-use crate::redis::scripts::{
-    DropLetters, Dropping, LetterPortion, Letters, Part, RawLetter, Redrive,
-};
+use crate::redis::scripts::{LetterPortion, Letters, Part, RawLetter, Redrive};
 
 /// Maximum number of letters per read.
 const PAGE: usize = 100;
 /// Maximum number of letters that are redriven in one write. Redis serves others after each: in a long
 /// queue, one of them takes up to 3 ms.
 const REDRIVES_AT_ONCE: usize = 10;
-/// Maximum number of bytes that a script reads in one call.
-const READ_BYTES: usize = 4 << 20;
 /// Number of the newest letters that are grouped, over all shards, and their bytes.
 pub(crate) const GROUPED: usize = 1_000;
 const GROUPED_BYTES: usize = 8 << 20;
@@ -144,11 +141,9 @@ impl Queue {
         if letters.is_empty() {
             return Ok(());
         }
-        let keys = self.keys(shard);
         if deed == Deed::Drop {
             let ids: Vec<Offset> = letters.iter().map(|(_, id)| *id).collect();
-            *done += self.link().call(&DropLetters { keys, letters: Dropping::Ids(&ids) }).await?;
-            return Ok(());
+            return self.drop_letters(shard, &ids, done).await;
         }
         if self.ledger().is_some() {
             for (bot, entry) in letters {
@@ -156,6 +151,7 @@ impl Queue {
             }
             return Ok(());
         }
+        let keys = self.keys(shard);
         let (slice_us, renews) = (self.limits().slice_us, self.kind.renews);
         for letters in letters.chunks(REDRIVES_AT_ONCE) {
             let calls: Vec<Redrive<'_>> = letters

@@ -167,6 +167,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_transaction_that_was_discarded_because_redis_is_full_is_a_full_redis() {
+        let reply = b"-EXECABORT Transaction discarded because of: OOM command not allowed.\r\n";
+        let value = redis::parse_redis_value(reply).unwrap();
+        let Value::ServerError(error) = value else { panic!("{value:?}") };
+        let refused = super::super::node::refused("here", "XADD", &error);
+        assert!(refused.is_full() && refused.is_passing(), "{refused}");
+        assert!(
+            refused.to_string().ends_with("refused `XADD`: OOM command not allowed."),
+            "{refused}"
+        );
+    }
+
+    #[test]
     fn a_refusal_is_an_answer_and_a_broken_connection_is_none() {
         let target = || "here".to_owned();
         let source = || std::io::Error::from(std::io::ErrorKind::BrokenPipe).into();

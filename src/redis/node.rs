@@ -473,9 +473,11 @@ pub(super) fn run_id(info: &str) -> &str {
     field(info, "run_id")
 }
 
-/// A refusal by the server `target`.
+/// A refusal by the server `target`. Of a discarded transaction, it has the reason.
 pub(super) fn refused(target: &str, command: &'static str, error: &ServerError) -> RedisError {
-    let message = format!("{} {}", error.code(), error.details().unwrap_or_default());
+    let said = format!("{} {}", error.code(), error.details().unwrap_or_default());
+    let reason = said.strip_prefix("EXECABORT Transaction discarded because of: ");
+    let message = reason.unwrap_or(&said).to_owned();
     RedisError::Refused { target: target.to_owned(), command, message }
 }
 

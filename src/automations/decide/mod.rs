@@ -47,17 +47,28 @@ pub const SOURCE: &str = "fairlane/automations";
 const SHORT_MAX_STEPS: u64 = 300_000;
 /// An event and a profile with more bytes of JSON take milliseconds to read.
 const SHORT_MAX_BYTES: usize = 64 << 10;
-/// Maximum number of types whose matching rules are cached.
-const TYPES_MAX: usize = 1_000;
+/// The size of a set without its rules, in bytes, and that of a type whose matching rules are cached.
+const SET: usize = 512;
+const TYPE: usize = 64;
+/// All types may take this, and a quarter of the size of the rules.
+const TYPES_MIN: usize = 4_096;
 
 /// The enabled rules of a bot.
 #[derive(Debug, Default)]
 pub struct RuleSet {
     rules: Vec<Ready>,
-    /// The matching rules by type.
-    by_type: Mutex<HashMap<Box<str>, Arc<[usize]>>>,
+    by_type: Mutex<ByType>,
     /// Whether the bot has any rule, enabled or not.
     any: bool,
+    /// Its size without `by_type`, in bytes.
+    bytes: usize,
+}
+
+/// The matching rules by type, and their size in bytes.
+#[derive(Debug, Default)]
+struct ByType {
+    places: HashMap<Box<str>, Arc<[usize]>>,
+    bytes: usize,
 }
 
 impl RuleSet {
@@ -66,8 +77,18 @@ impl RuleSet {
     #[must_use]
     pub fn new(rules: Vec<Ready>) -> Self {
         let any = !rules.is_empty();
-        let rules = rules.into_iter().filter(|rule| rule.rule.enabled).collect();
-        Self { rules, by_type: Mutex::default(), any }
+        let rules: Vec<_> = rules.into_iter().filter(|rule| rule.rule.enabled).collect();
+        let bytes = SET + rules.iter().map(|rule| rule.rule.memory()).sum::<usize>();
+        Self { rules, by_type: Mutex::default(), any, bytes }
+    }
+
+    /// Its approximate size in memory, in bytes.
+    pub(super) fn memory(&self) -> usize {
+        self.bytes + self.types_max()
+    }
+
+    fn types_max(&self) -> usize {
+        TYPES_MIN + self.bytes / 4
     }
 
     /// Whether the bot has any rule, enabled or not. If so, Fairlane keeps profiles for it.
@@ -78,16 +99,18 @@ impl RuleSet {
 
     fn for_type(&self, kind: &str) -> Arc<[usize]> {
         let mut by_type = self.by_type.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(places) = by_type.get(kind) {
+        if let Some(places) = by_type.places.get(kind) {
             return Arc::clone(places);
         }
         let places = self.rules.iter().enumerate();
         let places: Arc<[usize]> =
             places.filter(|(_, rule)| rule.takes(kind)).map(|(place, _)| place).collect();
-        if by_type.len() >= TYPES_MAX {
-            by_type.clear();
+        let bytes = TYPE + kind.len() + size_of_val(&*places);
+        if by_type.bytes + bytes > self.types_max() {
+            *by_type = ByType::default();
         }
-        by_type.insert(kind.into(), Arc::clone(&places));
+        by_type.bytes += bytes;
+        by_type.places.insert(kind.into(), Arc::clone(&places));
         places
     }
 }

@@ -261,3 +261,16 @@ fn a_decision_may_be_long_if_its_filters_read_a_large_profile_often() {
     assert!(!may_be_long(&event("a", &json!({})), &profile, &rules(2)));
     assert!(may_be_long(&event("a", &json!({})), &profile, &rules(50)));
 }
+
+#[test]
+fn what_is_known_of_types_takes_a_part_of_the_memory_of_the_rules() {
+    let rule = json!({ "on": ["*"], "actions": [{ "count": { "ad": "a" } }] });
+    let rules = set(&json!(vec![rule; 500]));
+    for number in 0..300 {
+        assert_eq!(rules.for_type(&format!("type-{number}")).len(), 500);
+        let known = rules.by_type.lock().unwrap();
+        let bytes = known.places.iter().map(|(kind, places)| kind.len() + 8 * places.len());
+        let bytes: usize = bytes.sum();
+        assert!(bytes <= rules.types_max() && 3 * rules.types_max() < rules.memory());
+    }
+}

@@ -1,6 +1,7 @@
 //! A bot's rule: the events it concerns, a condition, and the actions.
 
 mod check;
+mod memory;
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,6 +31,11 @@ pub const DATA_MAX_BYTES: usize = 16 * 1_024;
 pub const RULE_MAX_BYTES: usize = 64 * 1_024;
 /// Maximum size of all rules of a bot together, in bytes of JSON.
 pub const RULES_MAX_BYTES: usize = 4 << 20;
+/// Maximum size of all rules of a bot together in the memory of a process, by [`Rule::memory`], after one of
+/// them is written.
+pub const RULES_MAX_MEMORY: usize = 32 << 20;
+/// The same for the stored rules that are evaluated: earlier versions wrote more.
+pub const RULES_MAX_STORED_MEMORY: usize = 64 << 20;
 /// Maximum number of `*` in a type pattern.
 pub const STARS_MAX: usize = 4;
 
@@ -323,8 +329,8 @@ pub struct Ready {
     /// The rule.
     pub rule: Rule,
     types: Vec<Glob>,
-    /// Or why it is not usable: an older version accepted it.
-    filter: Option<Result<Arc<Filter>, FilterError>>,
+    /// Or why the rule is not usable: an older version accepted it.
+    filter: Option<Result<Arc<Filter>, String>>,
 }
 
 impl Ready {
@@ -335,9 +341,16 @@ impl Ready {
         rule: Rule,
         compile: impl FnOnce(&str) -> Result<Arc<Filter>, FilterError>,
     ) -> Self {
-        let types = rule.on.iter().map(|pattern| Glob::new(pattern)).collect();
         let filter = rule.filter.as_deref().map(compile);
-        Self { id, rule, types, filter }
+        let filter = filter.map(|compiled| compiled.map_err(|error| error.to_string()));
+        Self { id, types: types(&rule), rule, filter }
+    }
+
+    /// A rule that is not usable, and why. It keeps only its types.
+    #[must_use]
+    pub fn refused(id: RuleId, rule: Rule, why: String) -> Self {
+        let rule = Rule { name: String::new(), filter: None, actions: Vec::new(), ..rule };
+        Self { id, types: types(&rule), rule, filter: Some(Err(why)) }
     }
 
     /// Whether it concerns events of this type.
@@ -349,11 +362,14 @@ impl Ready {
     /// The filter, if the rule has one.
     ///
     /// # Errors
-    /// Why the filter is not usable.
+    /// Why the rule is not usable.
     pub fn filter(&self) -> Result<Option<&Filter>, String> {
-        let filter = self.filter.as_ref().map(Result::as_deref).transpose();
-        filter.map_err(ToString::to_string)
+        self.filter.as_ref().map(Result::as_deref).transpose().map_err(String::clone)
     }
+}
+
+fn types(rule: &Rule) -> Vec<Glob> {
+    rule.on.iter().map(|pattern| Glob::new(pattern)).collect()
 }
 
 #[cfg(test)]

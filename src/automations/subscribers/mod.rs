@@ -213,7 +213,7 @@ impl SubscriberStore {
     /// own, in turns, which may take longer than MongoDB usually does.
     ///
     /// # Errors
-    /// If MongoDB does not answer in time or refuses.
+    /// If MongoDB does not answer in time or refuses, or too many requests of the caller wait for it.
     ///
     /// # Cancel safety
     /// The place in the line of large reads is lost.
@@ -226,7 +226,7 @@ impl SubscriberStore {
             }
             // The large profiles may be those of another bot.
         }
-        let _place = self.alone.take(bot).await;
+        let _place = self.alone.take(bot).await?;
         let found = find(self.mongo.clone(), vec![Arc::clone(&id)], undecided()).await?;
         self.read_shown(bot, found.documents.get(&*id))
     }
@@ -401,7 +401,7 @@ async fn write(mongo: Mongo, items: Vec<Item>, place: Slot) -> Result<Outcome, M
             outcome.add(done.refused, &places);
         }
         outcome.updated = matched == count;
-        Ok(outcome)
+        Ok::<_, MongoError>(outcome)
     };
     // Waits for both, so that a failed command does not end the wait for the other.
     let (inserted, updated) = tokio::join!(inserting, updating);

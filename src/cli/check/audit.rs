@@ -28,7 +28,7 @@ struct Depths {
     compared: u64,
     /// Corrected shards, such as `orders:3 was -1, is 0`.
     set_right: Vec<String>,
-    /// Shards that were not compared, such as `orders:3`.
+    /// Shards that were not compared, or not completely, such as `orders:3`.
     left_out: Vec<String>,
 }
 
@@ -75,17 +75,23 @@ async fn depths(config: &Config) -> Finding {
 
 fn judge_depths(Depths { compared, set_right, left_out }: &Depths) -> Finding {
     let found = format!("compared the depth of {} with the queues", count(*compared, "shard"));
+    let left = match left_out.as_slice() {
+        [] => String::new(),
+        left_out => format!("; left out {}", some_of(left_out)),
+    };
     if !set_right.is_empty() {
-        let found = format!("{found}; set right: {}", some_of(set_right));
+        let found = format!("{found}; set right: {}{left}", some_of(set_right));
         let why = "Redis lost a part of its last writes, someone changed keys of Fairlane, or an older version wrote the data";
         let remedy =
             "run BGREWRITEAOF before Redis is restarted (docs/runbook.md, Redis lost its tail)";
         return Finding::warn(CHECK, found, why, remedy);
     }
-    if !left_out.is_empty() {
-        let found = format!("{found}; left out {}", some_of(left_out));
-        let why = "they have too many bots or entries to compare them during traffic";
-        return Finding::warn(CHECK, found, why, "repeat the audit when fewer events are queued");
+    if !left.is_empty() {
+        let found = format!("{found}{left}");
+        let why =
+            "they have too many bots or entries, or too large ones, to compare them during traffic";
+        let remedy = "repeat the audit when fewer events are queued, delayed or dead";
+        return Finding::warn(CHECK, found, why, remedy);
     }
     Finding::ok(CHECK, format!("{found}; all are right"))
 }
@@ -149,6 +155,9 @@ mod tests {
         assert!(bad.found.ends_with("p:7 was -1, is 0 and 1 more"), "{}", bad.found);
         let left = Depths { left_out: vec!["p:3".to_owned()], ..Depths::default() };
         assert!(judge_depths(&left).found.ends_with("left out p:3"));
+        let both = Depths { set_right: vec!["p:2 was -1, is 0".to_owned()], ..left };
+        let text = "; set right: p:2 was -1, is 0; left out p:3";
+        assert!(judge_depths(&both).found.ends_with(text));
     }
 
     #[test]

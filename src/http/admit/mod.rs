@@ -13,8 +13,9 @@
 //!    runtime looks for new arrivals ([`AdmissionGate::begin`]). Otherwise requests that need much
 //!    processor time would delay all others, even refusals.
 //! 5. Body, if there is one. While a request waits for a slow body, it gives its place back: slow
-//!    senders delay no other request. The number and the bytes of slow bodies are bounded, in all
-//!    and for each sender ([`SlowBodies`]).
+//!    senders delay no other request. Once its body is there, a large request takes further places,
+//!    or waits for them like one that comes then. The number and the bytes of bodies that wait are
+//!    bounded, in all and for each sender ([`SlowBodies`]).
 //! 6. Answer: what its client has not read yet is bounded, in all and for each reader
 //!    ([`UnreadAnswers`]).
 //!
@@ -25,7 +26,6 @@
 //! Once the route has accepted the token, quotas are charged ([`AdmissionGate::charge`]).
 
 mod answers;
-mod aside;
 mod bodies;
 mod charge;
 mod refuse;
@@ -51,13 +51,11 @@ use tokio::time::Instant;
 
 pub(super) use self::answers::Unread;
 use self::answers::{SMALL, UnreadAnswers, readers};
-pub(super) use self::aside::aside;
-use self::aside::{permit_of, permitted};
 use self::bodies::{SlowBodies, discard, senders};
 pub(crate) use self::charge::QuotaSettings;
 use self::charge::{UsedQuotas, Whose};
 use self::refuse::{Pace, Refusal};
-use self::request::{class, covered_bot, deadline, lease_of, number, places};
+use self::request::{class, covered_bot, deadline, lease_of, number, places, tenant};
 use self::within::Within;
 use super::auth::{Access, Caller, Identity, Stranger};
 use super::body::Keeping;
@@ -67,13 +65,14 @@ use super::problem::{Kind, Problem};
 use super::routes::{Route, Routes, Row};
 use super::stopwatch::Stopwatch;
 use super::{cors, extract, pages};
+use crate::admission::aside::{permit_of, permitted};
 use crate::admission::metrics::shed_seconds;
 use crate::admission::turns::Turns;
 use crate::admission::{
     Admission, Class, Decision, Permit, Reason, Request as AdmissionRequest, ShedCounts,
 };
 use crate::id::BotId;
-use crate::request_deadline;
+use crate::{request_deadline, request_tenant};
 
 /// The header with the reason of a refusal.
 pub(super) const SHED_REASON: HeaderName = HeaderName::from_static("x-shed-reason");
@@ -337,15 +336,15 @@ pub(super) async fn admit(
         None => class,
     };
     let reads_body = reads_body(&seen.identity, route);
-    let announced = extract::announced(request.headers()).filter(|_| reads_body);
     let ask = AdmissionRequest {
         class,
         operation: route.operation,
         continues: caller.is_some() && gate.cursors.continues(request.uri()),
         caller: caller.map_or(0, |caller| number(&seen.uri, caller, seen.address)),
+        asks_again: false,
         is_stranger,
         deadline: deadline.map(|within| gate.admission.now() + within),
-        places: places(announced.unwrap_or_default()),
+        places: 1,
     };
     // A default deadline does not come from the caller: it cancels long requests, but refuses none.
     let within = deadline.or_else(|| gate.deadline(class));
@@ -377,12 +376,13 @@ pub(super) async fn admit(
         }
         Err(Turned::Shed(reason)) => return gate.refuse(route, &ask, &seen, reason).await,
     };
+    let running = request_tenant::of(tenant(&seen.identity), next.run(request));
     let mut work = pin!(permitted(permit, async {
         match within {
-            None => Ok(next.run(request).await),
+            None => Ok(running.await),
             Some(within) => {
                 let until = begun + within;
-                Within::new(until, request_deadline::until(until, next.run(request))).await
+                Within::new(until, request_deadline::until(until, running)).await
             }
         }
     }));
@@ -427,13 +427,13 @@ enum Turned {
     Shed(Reason),
 }
 
-/// The request with its complete body. If the body is not there immediately, the request waits
-/// without a place.
+/// The request with its complete body, and as many places as its size takes. If the body is not there
+/// immediately, or these places are not free, the request waits without a place.
 async fn with_body(
     gate: &AdmissionGate,
     ask: &AdmissionRequest,
     route: &Route,
-    mut permit: Permit,
+    permit: Permit,
     request: Request,
     seen: &mut Seen,
 ) -> Result<(Permit, Request), Turned> {
@@ -443,26 +443,31 @@ async fn with_body(
     let (mut parts, body) = request.into_parts();
     parts.extensions.insert(seen.named.clone());
     let away = |problem| Turned::Away(Box::new(problem));
+    let keep = |bytes| {
+        let senders = senders(&seen.identity, seen.address);
+        gate.slow_bodies.take(senders, bytes).ok_or(Turned::Shed(Reason::Capacity))
+    };
     let since = Instant::now();
     let mut reading = Box::pin(extract::collect(&parts.headers, body, route.body_max));
-    if let Ok(read) = tokio::time::timeout(BODY_AT_ONCE, &mut reading).await {
-        let bytes = read.map_err(away)?;
-        http_body(route.template).record(since.elapsed().as_secs_f64());
-        drop(reading);
-        // The request may not have announced the size of its body.
-        permit.grow(places(bytes.len() as u64));
+    let at_once = tokio::time::timeout(BODY_AT_ONCE, &mut reading).await;
+    let permit = at_once.is_ok().then_some(permit);
+    let (bytes, kept) = if let Ok(read) = at_once {
+        (read.map_err(away)?, None)
+    } else {
+        let announced = extract::announced(&parts.headers);
+        let announced = announced.and_then(|bytes| usize::try_from(bytes).ok());
+        let kept = keep(announced.unwrap_or(route.body_max))?;
+        (reading.as_mut().await.map_err(away)?, Some(kept))
+    };
+    drop(reading);
+    http_body(route.template).record(since.elapsed().as_secs_f64());
+    let ask = AdmissionRequest { places: places(bytes.len() as u64), asks_again: true, ..*ask };
+    if let Some(mut permit) = permit
+        && permit.try_grow(ask.places)
+    {
         return Ok((permit.restarted(), Request::from_parts(parts, Body::from(bytes))));
     }
-    drop(permit);
-    let announced = extract::announced(&parts.headers);
-    let announced = announced.and_then(|bytes| usize::try_from(bytes).ok());
-    let senders = senders(&seen.identity, seen.address);
-    let Some(_slow) = gate.slow_bodies.take(senders, announced.unwrap_or(route.body_max)) else {
-        return Err(Turned::Shed(Reason::Capacity));
-    };
-    let bytes = reading.await.map_err(away)?;
-    http_body(route.template).record(since.elapsed().as_secs_f64());
-    let ask = AdmissionRequest { places: places(bytes.len() as u64), ..*ask };
+    let _kept = kept.map_or_else(|| keep(bytes.len()), Ok)?;
     match let_in(gate, &ask, &mut seen.waited).await {
         Ok(permit) => Ok((permit, Request::from_parts(parts, Body::from(bytes)))),
         Err(reason) => Err(Turned::Shed(reason)),
@@ -476,10 +481,6 @@ fn hold(permit: Option<Permit>, response: Response) -> Response {
         || response.headers().contains_key(SHED_REASON);
     // A refusal says nothing about durations.
     let Some(permit) = permit.filter(|_| !is_refusal) else { return response };
-    let permit = match response.extensions().get() {
-        Some(Waited(waited)) => permit.without(*waited),
-        None => permit,
-    };
     let unhurried = response.extensions().get::<Unhurried>().is_some();
     if unhurried || response.body().size_hint().exact().is_some() {
         permit.answered();
@@ -488,11 +489,10 @@ fn hold(permit: Option<Permit>, response: Response) -> Response {
     response.map(|body| Body::new(Keeping::new(body, permit)))
 }
 
-/// How long a request waited for something other than capacity.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Waited(pub(super) Duration);
-
 /// Marks an answer that lasts for minutes and is mostly idle: it holds no place. The routes with
 /// such answers bound their number.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unhurried;
+
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::http::{HeaderMap, HeaderName, Uri};
 use rustc_hash::FxHasher;
 
-use super::super::auth::Caller;
+use super::super::auth::{Caller, Identity};
 use super::super::extract;
 use super::super::problem::Problem;
 use super::super::routes::Route;
@@ -89,6 +89,15 @@ pub(super) fn number(uri: &Uri, caller: &Caller, address: Option<IpAddr>) -> u64
     hasher.finish().max(1)
 }
 
+/// The tenant of a request as a number: the token, whatever bots it names. `None` for a token for all
+/// bots, and without a token.
+pub(super) fn tenant(identity: &Identity) -> Option<u64> {
+    let caller = identity.caller().filter(|caller| !caller.covers_all())?;
+    let mut hasher = FxHasher::default();
+    caller.name().hash(&mut hasher);
+    Some(hasher.finish())
+}
+
 /// The lease in the path of its routes.
 pub(super) fn lease_of(uri: &Uri) -> Option<Cow<'_, str>> {
     let lease = uri.path().strip_prefix("/v1/leases/")?.split('/').next()?;
@@ -115,6 +124,20 @@ mod tests {
         assert_eq!(callers(&["shop-1", "shop-*"], &paths), 2);
         assert_eq!(callers(&["*"], &paths), 3, "an operator's");
         assert_eq!(callers(&["shop-*"], &["/v1/bots/a", "/v1/bots/b", "/user_online?bot=c"]), 1);
+    }
+
+    #[test]
+    fn a_token_of_certain_bots_is_one_tenant_and_the_bots_of_one_for_all_are_apart() {
+        let tenant_of = |name: &str, bots: &[&str]| {
+            let bots: Vec<String> = bots.iter().map(|bot| (*bot).to_owned()).collect();
+            tenant(&Identity::Caller(Caller::new(name, Vec::new(), &bots)))
+        };
+        let shop = tenant_of("shop", &["a", "b", "c-*"]);
+        assert!(shop.is_some() && shop == tenant_of("shop", &["d"]));
+        assert_ne!(shop, tenant_of("other", &["a"]));
+        assert_eq!(tenant_of("operator", &["*"]), None);
+        assert_eq!(tenant(&Identity::Caller(Caller::anonymous())), None);
+        assert_eq!(tenant(&Identity::Receiver), None);
     }
 
     #[test]

@@ -82,6 +82,12 @@ impl From<EditError> for Problem {
                 let detail = format!("{error}; delete a rule, or combine several into one");
                 Self::new(Kind::TooManyRules, detail)
             }
+            EditError::Write(error @ WriteError::TooMuchMemory(_)) => {
+                let detail = format!(
+                    "{error}; write shorter filters, and fewer values in actions, or delete a rule"
+                );
+                Self::new(Kind::TooManyRules, detail)
+            }
             EditError::Write(WriteError::Contended) => {
                 let detail = "nothing was changed: other clients change rules of this bot at the same time; retry";
                 Self::new(Kind::Busy, detail).retry_after(1)
@@ -400,8 +406,8 @@ fn none(bot: &BotId, rule: &RuleId) -> Problem {
             headers(("ETag" = String, description = "Its version"))),
         (status = 200, description = "Changed", body = Rule,
             headers(("ETag" = String, description = "Its version"))),
-        (status = 409, description = "The bot has 1,000 rules, or 4 MiB of them", body = Problem,
-            content_type = "application/problem+json"),
+        (status = 409, description = "The bot has 1,000 rules, 4 MiB of them, or too large filters",
+            body = Problem, content_type = "application/problem+json"),
         OfAutomations, OfVersion, Body,
     )
 )]

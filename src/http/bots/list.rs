@@ -133,6 +133,9 @@ pub(super) async fn list(
     let wanted = |bot: &BotId| bot.as_str().starts_with(prefix) && caller.covers(bot);
     let state = query.state.map(OnlyState::state);
     let filter = BotFilter { wanted: &wanted, state, failing: query.failing };
+    // It reads the places of all bots.
+    let turn = api.large_reads.once(&caller);
+    turn.take_of_certain().await?;
     let now = api.clock.now();
     let mut page = queue.list_some(query.sort.order(), after.as_ref(), limit, filter, now).await?;
     let cursor = page.next.map(|next| cursors.write(uri.path(), &(query.sort, next)));

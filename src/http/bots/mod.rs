@@ -27,12 +27,15 @@ use crate::queue::{
     PauseNote, Queue, QueuedEvent, SET_MAX,
 };
 use crate::rate::{BURST_MAX, Change, LimitError, Weight};
+use crate::redis::RedisError;
 use crate::trail::{Action, Reason};
 
 /// Maximum number of bots per page, and of events per bot.
 const LIMIT_MAX: u32 = 1_000;
 /// Pages with more events than this are read one at a time, by turns over tokens.
 const LARGE_PAGE: usize = 100;
+/// So are queues of more bytes for tokens that are for certain bots.
+const LARGE_QUEUE: u64 = 256 << 10;
 /// Maximum number of bots of a pipeline that a token for certain bots may have paused, and of those
 /// whose weight it may have set.
 const MARKED_MAX: usize = 1_000;
@@ -185,7 +188,7 @@ struct Bot {
     #[serde(skip_serializing_if = "Option::is_none")]
     cursor: Option<String>,
     /// That the bot was never seen, or left nothing, and names like that of bots of the token; absent for
-    /// other bots.
+    /// other bots. A token that is for certain bots may miss it while the process reads large lists.
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<String>,
 }
@@ -213,22 +216,29 @@ async fn show(
     let queue = path.queue(&api, &caller).await?;
     let mut view = queue.view_bot(&path.bot, api.clock.now()).await?;
     veil(&caller, &mut view);
+    let holds = queue.holdings(&path.bot).await?;
+    // Until the answer is encoded, too.
+    let turn = api.large_reads.once(&caller);
+    if limit > LARGE_PAGE {
+        turn.take().await?;
+    } else if reads_much(&holds) {
+        turn.take_of_certain().await?;
+    }
     let lanes_aside = if view.set_aside > 0 && after.is_none() {
         queue.lanes_aside(&path.bot, limit, Queue::ASIDE_BYTES).await?
     } else {
         Vec::new()
     };
-    // Until the answer is encoded, too.
-    let is_large = limit > LARGE_PAGE;
-    let _turn = if is_large { Some(api.large_reads.take(caller.name()).await?) } else { None };
     let EventPage { events: next, next: more } =
         queue.page_of_events(&path.bot, after, limit).await?;
     let cursor = more.filter(|_| limit > 0).map(|more| cursors.write(uri.path(), &more));
     let last_failure = queue.last_failure(&view).await?;
-    let dead_letters = queue.dead_of(&path.bot).await?;
-    let holds = queue.holdings(&path.bot).await?;
+    let dead_letters = dead_of(&queue, &path.bot, &holds).await?;
     let quotas = queue.quotas().of(&path.bot).into();
-    let detail = if queue.is_unknown(&view, &dead_letters, &holds).await? {
+    // Attempts are looked for among those of all bots of the shard: for a hint, no request waits.
+    let may_look = view.has_nothing(&dead_letters, &holds)
+        && (turn.take_now_of_certain() || !queue.keeps_many_attempts(&path.bot).await?);
+    let detail = if may_look && queue.attempts(&path.bot, 1).await?.is_empty() {
         // A hint reads names of all shards: only one request at a time looks for them, none waits.
         let near = match api.searches.take_now() {
             Some(_turn) => queue.bots_like(&path.bot, &|bot| caller.covers(bot)).await?,
@@ -241,6 +251,24 @@ async fn show(
     let bot =
         Bot { view, last_failure, holds, quotas, dead_letters, next, lanes_aside, cursor, detail };
     Ok(Json(bot).into_response())
+}
+
+/// Whether to read what a bot holds takes long: its queue is large, or its dead letters are found among those
+/// of all bots of the shard.
+pub(super) fn reads_much(holds: &Holdings) -> bool {
+    holds.queued_bytes > LARGE_QUEUE || holds.dead_letters > 0
+}
+
+/// The dead letters of a bot that holds this.
+pub(super) async fn dead_of(
+    queue: &Queue,
+    bot: &BotId,
+    holds: &Holdings,
+) -> Result<DeadOfBot, RedisError> {
+    match holds.dead_letters {
+        0 => Ok(DeadOfBot::default()),
+        _ => queue.dead_of(bot).await,
+    }
 }
 
 /// Who paused a bot is shown in full to tokens for all bots only.
@@ -414,4 +442,20 @@ async fn purge(
 ) -> Result<Json<Purged>, Problem> {
     let purged = path.purge(&api, &caller).await?;
     Ok(Json(Purged { purged }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_queue_and_any_dead_letter_are_much() {
+        let holds = |queued_bytes, dead_letters| Holdings {
+            queued_bytes,
+            dead_letters,
+            ..Holdings::default()
+        };
+        assert!(!reads_much(&holds(LARGE_QUEUE, 0)));
+        assert!(reads_much(&holds(LARGE_QUEUE + 1, 0)) && reads_much(&holds(0, 1)));
+    }
 }

@@ -14,21 +14,24 @@ use maud::Markup;
 use rand::Rng as _;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::super::admit::Unhurried;
 use super::super::auth::Caller;
 use super::super::health::Health;
 use super::super::problem::{Kind, Problem};
 use super::shared::{Busiest, Overview, Slot};
-use super::streams::{self, Streams};
+use super::streams::{self, Stream, Streams};
 use super::{Refusal, page_with};
+use crate::admission::aside::timed;
+use crate::request_tenant;
 use crate::trend::Point;
 
 /// Time between two events. Each page varies it, so that pages that opened together, for example
 /// after a restart, do not ask for their content at the same moment for ever.
 const EVERY: Duration = Duration::from_secs(2);
 /// For a token that is for certain bots, the time between two events is this many times as long as the content
-/// took: such pages read much to find its bots.
+/// took, without its waits for a turn: such pages read much to find its bots.
 const SHARE: u32 = 20;
 /// Maximum time between two events.
 const EVERY_MAX: Duration = Duration::from_secs(60);
@@ -97,38 +100,83 @@ impl Live {
             );
             return Err(Problem::new(Kind::Overloaded, detail).retry_after(10).into());
         };
-        let (stopping, end) = (self.health.stopping.clone(), Instant::now() + LIFE);
         let share = if caller.covers_all() { 0 } else { SHARE };
-        let first = (content, open, Duration::ZERO);
-        let events = stream::unfold(first, move |(content, open, took)| {
-            let (stopping, looked_at) = (stopping.clone(), Arc::clone(&looked_at));
-            async move {
-                let every = EVERY.max((took * share).min(EVERY_MAX));
-                let pause = every.mul_f64(rand::rng().random_range(0.75..1.25));
-                tokio::select! {
-                    biased;
-                    () = stopping.cancelled() => return None,
-                    () = open.given_up.cancelled() => return None,
-                    () = tokio::time::sleep(pause) => {}
-                }
-                if Instant::now() >= end {
-                    return None;
-                }
-                let asked = Instant::now();
-                let event = match content(looked_at).await {
-                    Ok(markup) => Event::default().data(markup.into_string()),
-                    Err(Refusal(problem)) => {
-                        Event::default().event("problem").data(problem.detail())
-                    }
-                };
-                Some((Ok::<_, Infallible>(event), (content, open, asked.elapsed())))
+        Ok(streamed((self.health.stopping.clone(), open), share, looked_at, content))
+    }
+}
+
+/// Streams a page. The stream runs outside of its request, but each content is for the same tenant.
+fn streamed<S, F, Made>(
+    (stopping, open): (CancellationToken, Stream),
+    share: u32,
+    looked_at: Arc<S>,
+    content: F,
+) -> Response
+where
+    S: Send + Sync + 'static,
+    F: Fn(Arc<S>) -> Made + Send + 'static,
+    Made: Future<Output = Result<Markup, Refusal>> + Send,
+{
+    let (tenant, end) = (request_tenant::current(), Instant::now() + LIFE);
+    let first = (content, open, Duration::ZERO);
+    let events = stream::unfold(first, move |(content, open, took)| {
+        let (stopping, looked_at) = (stopping.clone(), Arc::clone(&looked_at));
+        async move {
+            let every = EVERY.max((took * share).min(EVERY_MAX));
+            let pause = every.mul_f64(rand::rng().random_range(0.75..1.25));
+            tokio::select! {
+                biased;
+                () = stopping.cancelled() => return None,
+                () = open.given_up.cancelled() => return None,
+                () = tokio::time::sleep(pause) => {}
             }
-        });
-        let mut response = Sse::new(events).into_response();
-        response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        // A proxy such as nginx otherwise collects events until its buffer is full.
-        response.headers_mut().insert(UNBUFFERED, HeaderValue::from_static("no"));
-        response.extensions_mut().insert(Unhurried);
-        Ok(response)
+            if Instant::now() >= end {
+                return None;
+            }
+            let (made, took) = timed(request_tenant::of(tenant, content(looked_at))).await;
+            let event = match made {
+                Ok(markup) => Event::default().data(markup.into_string()),
+                Err(Refusal(problem)) => Event::default().event("problem").data(problem.detail()),
+            };
+            Some((Ok::<_, Infallible>(event), (content, open, took)))
+        }
+    });
+    let mut response = Sse::new(events).into_response();
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    // A proxy such as nginx otherwise collects events until its buffer is full.
+    response.headers_mut().insert(UNBUFFERED, HeaderValue::from_static("no"));
+    response.extensions_mut().insert(Unhurried);
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::StreamExt as _;
+    use maud::html;
+
+    use super::*;
+    use crate::admission::aside::aside;
+
+    type Seen = Mutex<Vec<Option<u64>>>;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_page_that_waits_for_its_turn_is_renewed_soon_after_and_for_the_same_tenant() {
+        const TURN: Duration = Duration::from_secs(30);
+        let seen = Arc::new(Seen::default());
+        let content = async |seen: Arc<Seen>| {
+            seen.lock().unwrap().push(request_tenant::current());
+            aside(tokio::time::sleep(TURN)).await;
+            Ok(html! { "page" })
+        };
+        let open = Streams::default().open("shop", 1).unwrap();
+        let with = (CancellationToken::new(), open);
+        let request = async { streamed(with, SHARE, Arc::clone(&seen), content) };
+        let response = request_tenant::of(Some(7), request).await;
+        let (mut events, begun) = (response.into_body().into_data_stream(), Instant::now());
+        for _ in 0..3 {
+            assert!(events.next().await.unwrap().is_ok());
+        }
+        assert!(begun.elapsed() < 3 * (TURN + 2 * EVERY), "{:?}", begun.elapsed());
+        assert_eq!(*seen.lock().unwrap(), [Some(7); 3]);
     }
 }

@@ -71,8 +71,8 @@ pub(super) async fn show(
         let after: Option<BotCursor> = cursors.read(&path, wish.cursor.as_deref())?;
         let wanted = |bot: &BotId| caller.covers(bot);
         // It reads the places of all bots.
-        let tenant = !caller.covers_all();
-        let _turn = if tenant { Some(api.large_reads.take(caller.name()).await?) } else { None };
+        let turn = api.large_reads.once(caller);
+        turn.take_of_certain().await?;
         let (queue, now) = (api.queues.of(pipeline), api.clock.now());
         let bots = queue.list_bots(wish.sort.order(), after.as_ref(), BOTS, &wanted, now).await?;
         let next = bots.next.as_ref().map(|next| cursors.write(&path, next));

@@ -192,31 +192,28 @@ pub(super) async fn publish(
         Ok(read) => events::store(&api, &caller, &parts, read).await,
         Err(problem) => Err(problem.into()),
     };
-    let waited = match stored {
-        Ok((waited, _)) => waited,
-        Err(Unstored { problem, is_unsure }) => {
-            let detail = sentence(problem.detail());
-            // An earlier try may have stored it too.
-            typed.sent = (is_unsure || sent.is_some()).then_some(new);
-            typed.problem = Some(match typed.sent {
-                Some(id) => format!(
-                    "{detail} Id of the event: {id}. If you publish it again without a change, it keeps this id, so that bus.dedup drops the repetition."
-                ),
-                None => detail,
-            });
-            return Ok(page_for(problem, "Publish an event", &shown(&typed, &caller)));
-        }
-    };
+    if let Err(Unstored { problem, is_unsure }) = stored {
+        let detail = sentence(problem.detail());
+        // An earlier try may have stored it too.
+        typed.sent = (is_unsure || sent.is_some()).then_some(new);
+        typed.problem = Some(match typed.sent {
+            Some(id) => format!(
+                "{detail} Id of the event: {id}. If you publish it again without a change, it keeps this id, so that bus.dedup drops the repetition."
+            ),
+            None => detail,
+        });
+        return Ok(page_for(problem, "Publish an event", &shown(&typed, &caller)));
+    }
     if caller.check_scope(crate::config::Scope::Read).is_err() {
         let body = html! {
             (headline("Publish an event", caller.has_token()))
             p role="status" { "Published as event " code { (id) } "." }
             p { a href="/publish" { "Publish another" } }
         };
-        return Ok((waited, page("Published", &body)).into_response());
+        return Ok(page("Published", &body));
     }
     let path = format!("{}?bot={}", event::path(&id), bot::encoded(bot.as_str()));
-    Ok((waited, Redirect::to(&path)).into_response())
+    Ok(Redirect::to(&path).into_response())
 }
 
 #[cfg(test)]

@@ -114,6 +114,12 @@ impl From<MongoError> for Problem {
     fn from(error: MongoError) -> Self {
         static AWAY: OncePerMinute = OncePerMinute::new();
         static REFUSED: OncePerMinute = OncePerMinute::new();
+        if let MongoError::Crowded(crowded) = error {
+            let detail = format!(
+                "nothing was done: {crowded}; send fewer concurrent requests, and retry later"
+            );
+            return Self::new(Kind::Quota, detail).retry_after(AWAY_SECONDS);
+        }
         if error.is_passing() {
             if let Some(suppressed) = AWAY.take() {
                 warn!(%error, suppressed, "an HTTP request failed: MongoDB is unavailable");
@@ -188,6 +194,14 @@ mod tests {
             assert_eq!(retry.map(|value| value.to_str().unwrap()), again, "{message}");
             assert_eq!(response.headers()[header::CONTENT_TYPE], PROBLEM_JSON);
         }
+    }
+
+    #[test]
+    fn a_caller_with_too_many_waiting_requests_is_told_so() {
+        let crowded = MongoError::from(crate::admission::Crowded);
+        let response = Problem::from(Unanswered::Failed(crowded)).into_response();
+        assert_eq!(response.status(), 429);
+        assert_eq!(response.headers()[header::RETRY_AFTER], HeaderValue::from(AWAY_SECONDS));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use mongodb::error::{Error, ErrorKind, WriteFailure};
 
 use super::{OLDEST_VERSION, SELECTION_TIMEOUT};
+use crate::admission::Crowded;
 use crate::breaker::Away;
 use crate::mongo::MongoUrl;
 
@@ -185,6 +186,9 @@ pub enum MongoError {
         /// The expected content.
         expected: &'static str,
     },
+    /// Too many requests of the caller wait for MongoDB. Nothing was sent.
+    #[error(transparent)]
+    Crowded(#[from] Crowded),
 }
 
 impl Away for MongoError {
@@ -193,7 +197,7 @@ impl Away for MongoError {
     }
 
     fn has_answered(&self) -> bool {
-        !self.is_away() && !matches!(self, Self::Broken { .. })
+        !self.is_away() && !matches!(self, Self::Broken { .. } | Self::Crowded(_))
     }
 }
 
@@ -305,5 +309,16 @@ pub(super) fn plain(error: &Error) -> String {
         ErrorKind::Write(WriteFailure::WriteConcernError(error)) => error.message.clone(),
         ErrorKind::Io(error) => error.to_string(),
         kind => kind.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_may_not_wait_says_nothing_about_the_server() {
+        let error = MongoError::from(Crowded);
+        assert!(!error.is_away() && !error.has_answered() && !error.is_passing());
     }
 }

@@ -68,6 +68,23 @@ fn a_call_has_at_most_500_exceptions_unless_one_completion_has_more() {
     assert_eq!(calls(&[0, 0, 500]), [3]);
 }
 
+#[test]
+fn a_call_moves_at_most_4_mib_of_events_unless_one_completion_has_more() {
+    const MIB: u64 = 1 << 20;
+    let calls = |slices: &[(usize, u64)]| {
+        let item = |(at, &(events, bytes)): (usize, &(usize, u64))| {
+            let mut item = buried(at, events);
+            item.completion.bytes = bytes;
+            item
+        };
+        sizes(&slices.iter().enumerate().map(item).collect::<Vec<_>>())
+    };
+    assert_eq!(calls(&[(1, 3 * MIB), (1, MIB), (1, 1)]), [2, 1]);
+    assert_eq!(calls(&[(1, 3 * MIB), (9, MIB + 1)]), [1, 1]);
+    assert_eq!(calls(&[(1, 5 * MIB), (1, 1)]), [1, 1]);
+    assert_eq!(calls(&[(1, 4 * MIB), (0, 4 * MIB), (0, 9)]), [3], "done events are not read");
+}
+
 /// The end of a slice of which this number of events become dead letters.
 fn buried(number: usize, events: usize) -> Item {
     let dead = |index| {

@@ -19,27 +19,33 @@ pub enum Dropping<'a> {
     Older(Duration),
 }
 
-/// `lua/drop_letters.lua`. Returns the number of deleted letters.
+/// `lua/drop_letters.lua`.
 #[derive(Debug)]
 pub struct DropLetters<'a> {
     /// The shard.
     pub keys: &'a ShardKeys,
     /// The letters.
     pub letters: Dropping<'a>,
+    /// No further letter is deleted once the records had this number of bytes, at least 1.
+    pub bytes: usize,
 }
 
-impl DropLetters<'_> {
-    /// Maximum number of letters that one call deletes.
-    pub const MAX: u64 = 100;
+/// The result of a [`DropLetters`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dropped {
+    /// Number of deleted letters.
+    pub count: u64,
+    /// Whether there may be more. The same call goes on with them.
+    pub more: bool,
 }
 
 impl Call for DropLetters<'_> {
-    type Reply = u64;
+    type Reply = Dropped;
     const NAME: &'static str = "drop_letters";
 
     fn command(&self) -> Cmd {
         let mut cmd = evalsha(Index::drop_letters, 9);
-        cmd.arg(&self.keys.base).arg(&self.keys.dlq);
+        cmd.arg(&self.keys.base).arg(&self.keys.dlq).arg(self.bytes);
         match self.letters {
             Dropping::Ids(ids) => {
                 cmd.arg("ids");
@@ -54,8 +60,9 @@ impl Call for DropLetters<'_> {
         cmd
     }
 
-    fn reply(value: Value) -> Result<u64, ReplyError> {
-        Reply::single(value)?.number()
+    fn reply(value: Value) -> Result<Dropped, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        Ok(Dropped { count: reply.number()?, more: reply.number::<u64>()? == 1 })
     }
 }
 
@@ -68,6 +75,8 @@ pub struct Audit<'a> {
     pub bots: &'a [BotId],
     /// Maximum number of entries to read.
     pub entries_max: u64,
+    /// Maximum number of their bytes. Up to 16 entries above it are read.
+    pub bytes_max: u64,
 }
 
 /// The result of an [`Audit`].
@@ -75,7 +84,7 @@ pub struct Audit<'a> {
 pub enum Audited {
     /// Everything is correct now; this number of values was not.
     Set(u64),
-    /// Not compared: there are too many entries.
+    /// Not compared: there are too many entries or bytes.
     Many,
 }
 
@@ -90,7 +99,7 @@ impl Call for Audit<'_> {
         for bot in self.bots {
             cmd.arg(self.keys.queue(bot));
         }
-        cmd.arg(self.entries_max);
+        cmd.arg(self.entries_max).arg(self.bytes_max);
         for bot in self.bots {
             cmd.arg(bot.as_str());
         }

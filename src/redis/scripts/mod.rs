@@ -24,7 +24,7 @@ pub use self::copy::{
     Pushed, Repeats, Span, Take, Taken, TakenLease,
 };
 pub use self::history::{Kept, Record};
-pub use self::holdings::{Audit, Audited, DropLetters, Dropping};
+pub use self::holdings::{Audit, Audited, DropLetters, Dropped, Dropping};
 pub use self::lease::{
     AsideChange, Attempts, Claim, Claimed, Complete, Completed, Completion, Exception, Fate, Grant,
     Mode, Verdict,
@@ -35,7 +35,9 @@ pub use self::operate::{
     Act, Beat, Head, Heads, Hold, Note, Pause, Present, Purge, Readers, Reconcile, Reconciled,
     Recover, Redrive, Resume, Revoke, Trim,
 };
-pub use self::read::{LetterPortion, Letters, Part, Peek, Peeked, RawLetter, ReadLane, ReadSlice};
+pub use self::read::{
+    Arrived, LetterPortion, Letters, Part, Peek, Peeked, RawLetter, ReadLane, ReadSlice,
+};
 pub use self::replay::{Refused, Replay, Replayed};
 use super::reply::{Reply, ReplyError};
 use crate::quotas::{NAMES, Quota, QuotaExceeded};
@@ -125,7 +127,7 @@ scripts! {
     advance "advance" OFFSETS, trim "trim" OFFSETS, note "note" ALONE,
     emit "emit" ALONE, hold "hold" ALONE, readers "readers" ALONE, heads "heads" ALONE, slice "slice" ALONE, beat "beat" ALONE,
     present "present" ALONE,
-    peek "peek" ALONE, letters "letters" ALONE,
+    peek "peek" ALONE, arrived "arrived" ALONE, letters "letters" ALONE,
     record "record" ALONE, replay "replay" REPLAYS,
     permit "permit" QUEUES, set "set" QUEUES, budget "budget" QUEUES, act "act" ALONE,
 }

@@ -288,11 +288,14 @@ impl Call for Trim<'_> {
 pub struct Heads<'a> {
     /// The shard.
     pub keys: &'a ShardKeys,
-    /// The bots; 1 to 500.
-    pub bots: &'a [BotId],
+    /// The bots, each with a lane that is set aside, or `None` for its queue; 1 to 500.
+    pub lists: &'a [(&'a BotId, Option<Lane>)],
+    /// Maximum number of bytes of first events that are read, which the last one may exceed. The reply
+    /// ends there. 0: no event is read, and every sequence is 0.
+    pub bytes: usize,
 }
 
-/// The state of a queue.
+/// The state of a queue, or of a lane that is set aside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
     /// Number of queued events.
@@ -312,11 +315,11 @@ impl Call for Heads<'_> {
     const LASTING: bool = false;
 
     fn command(&self) -> Cmd {
-        let mut cmd = evalsha(Index::heads, self.bots.len());
-        for bot in self.bots {
-            cmd.arg(self.keys.queue(bot));
+        let mut cmd = evalsha(Index::heads, self.lists.len());
+        for &(bot, lane) in self.lists {
+            cmd.arg(lane.map_or_else(|| self.keys.queue(bot), |lane| self.keys.lane(lane, bot)));
         }
-        cmd.arg(self.bots.len());
+        cmd.arg(self.lists.len()).arg(self.bytes);
         cmd
     }
 

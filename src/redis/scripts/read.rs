@@ -80,6 +80,41 @@ impl Call for Peek<'_> {
     }
 }
 
+/// `lua/arrived.lua`: the number of events up to each bound.
+#[derive(Debug)]
+pub struct Arrived<'a> {
+    /// The shard of the bot.
+    pub keys: &'a ShardKeys,
+    /// The bot.
+    pub bot: &'a BotId,
+    /// The bounds: sequences.
+    pub until: &'a [u64],
+    /// Maximum number of bytes of records that are read, which the last one may exceed. What is not found
+    /// until then is estimated.
+    pub bytes: usize,
+}
+
+impl Call for Arrived<'_> {
+    type Reply = Vec<u64>;
+    const NAME: &'static str = "arrived";
+    const LASTING: bool = false;
+
+    fn command(&self) -> Cmd {
+        let mut cmd = evalsha(Index::arrived, 1);
+        cmd.arg(self.keys.queue(self.bot)).arg(self.until.len()).arg(self.bytes).arg(self.until);
+        cmd
+    }
+
+    fn reply(value: Value) -> Result<Vec<u64>, ReplyError> {
+        let mut reply = Reply::new(value)?;
+        let mut counts = Vec::with_capacity(reply.len());
+        while reply.len() > 0 {
+            counts.push(reply.number()?);
+        }
+        Ok(counts)
+    }
+}
+
 /// `lua/slice.lua`.
 #[derive(Debug)]
 pub struct ReadSlice<'a> {

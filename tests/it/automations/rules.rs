@@ -187,9 +187,11 @@ async fn a_rule_changed_under_load_decides_within_a_second_everywhere_and_never_
         for bot in &bots {
             rig.put(bot, "r", &versioned(version)).await;
         }
-        let (changed, stalls) = (Instant::now(), Stalls::watch());
-        while changed.elapsed() < Duration::from_millis(1_300) + stalls.longest() {
+        let (changed, stalls, mut late_rounds) = (Instant::now(), Stalls::watch(), 0);
+        while changed.elapsed() < Duration::from_millis(1_300) + stalls.longest() || late_rounds < 3
+        {
             let is_late = changed.elapsed() >= Duration::from_secs(1) + stalls.longest();
+            late_rounds += usize::from(is_late);
             let events: Vec<Value> = bots
                 .iter()
                 .map(|bot| {
@@ -278,7 +280,7 @@ async fn rules_that_take_long_to_compile_are_waited_for_without_a_complaint_abou
     let store = RuleStore::new(Mongo::open(&url, "fairlane").await.unwrap());
     let bot = BotId::parse("shop").unwrap();
     for n in 0..60 {
-        let filter = format!("event.data.n in [{n}{}]", ",-1".repeat(900));
+        let filter = format!("event.data.n in [{n}{}]", ",1".repeat(900));
         let rule =
             json!({ "on": ["tick"], "filter": filter, "actions": [{ "set_tag": { "tag": "t" } }] });
         let id = RuleId::parse(&format!("r{n}")).unwrap();

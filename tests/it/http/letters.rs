@@ -199,6 +199,44 @@ async fn an_action_that_redis_interrupts_says_how_many_letters_are_done() {
     instance.stop().await;
 }
 
+/// Redis serves no other client while it deletes some.
+#[tokio::test]
+async fn large_letters_are_deleted_4_mib_at_a_time() {
+    let server = RedisServer::start(Options::default());
+    let instance = start(&server).await;
+    let queue = instance.queue("test");
+    let record = "x".repeat(1 << 20);
+    let bury = async || {
+        let (mut redis, mut ids) = (server.connection().await, Vec::<String>::new());
+        for _ in 0..9 {
+            let mut add = redis::cmd("XADD");
+            add.arg(&queue.shards()[0].dlq).arg("*").arg(&[("bot", "one"), ("record", &*record)]);
+            ids.push(add.query_async(&mut redis).await.unwrap());
+        }
+        ids
+    };
+
+    let selected = bury().await.iter().map(|id| format!("letter-0.{id}=on")).collect::<Vec<_>>();
+    let body = format!("deed=drop&confirmed=yes&{}", selected.join("&"));
+    let form = [("content-type", "application/x-www-form-urlencoded")];
+    let path = "/pipelines/test/dead/chosen";
+    let answer = instance.client().send("POST", path, &form, body.as_bytes()).await;
+    assert_eq!(answer.header("location"), Some("/pipelines/test/dead?done=drop&n=9"));
+    let dropped = server.calls("xdel").await;
+    assert!(dropped >= 3, "{dropped} times");
+
+    bury().await;
+    let mut expired = 0;
+    eventually(LONG, "they are older than a millisecond", async || {
+        expired += queue.expire_dead_letters(Duration::ZERO).await.unwrap();
+        expired == 9
+    })
+    .await;
+    let expired = server.calls("xdel").await - dropped;
+    assert!(expired >= 3, "{expired} times");
+    instance.stop().await;
+}
+
 #[tokio::test]
 async fn many_large_letters_are_listed_quickly_and_acted_on_in_steps() {
     let server = RedisServer::start(Options::default());

@@ -19,7 +19,7 @@ use crate::support::proxy::distance::Distance;
 use crate::support::redis::{Options, RedisServer};
 use crate::support::served::Served;
 use crate::support::tokens::{Tokens, text};
-use crate::support::wait::eventually;
+use crate::support::wait::{eventually, judged, tried};
 
 const LONG: Duration = Duration::from_secs(20);
 const ALL: &str = r#"scopes = ["publish", "read", "operate"]"#;
@@ -63,39 +63,48 @@ async fn few_lists_of_one_token_wait_for_their_turn_and_further_ones_are_refused
         ("GET", page, HTML),
         ("GET", "/pipelines/test", HTML),
         ("GET", "/bots?sort=depth", HTML),
+        ("GET", "/bots?sort=rate", HTML),
+        ("GET", "/bots?sort=failing", HTML),
+        ("GET", "/v1/pipelines/test/bots", PROBLEM),
         ("GET", "/v1/pipelines/test/dead", PROBLEM),
         ("GET", "/v1/events/nothing?bot=shop-1", PROBLEM),
         ("GET", "/pipelines/test/dead/drop?bot=shop-1", HTML),
         ("POST", "/pipelines/test/dead/drop", HTML),
         ("POST", "/v1/pipelines/test/dead/redrive?bot=shop-1", PROBLEM),
     ] {
-        far.set(Duration::from_millis(150));
-        let mut asking = JoinSet::new();
-        for _ in 0..12 {
-            let hostile = hostile.clone();
-            asking.spawn(async move {
-                match (method, kind) {
-                    ("POST", HTML) => hostile.send(method, path, &form, DROP_ALL).await,
-                    _ => hostile.send(method, path, &[], b"").await,
-                }
-            });
-        }
-        let mut answers: Vec<Response> = Vec::new();
-        while let Some(answer) = asking.join_next().await {
-            answers.push(answer.unwrap());
-            if answers.len() == 6 {
-                // Refusals come first. The others have waited for Redis long enough.
-                far.set(Duration::ZERO);
+        // On a slow machine, some end before all have come.
+        tried(3, async |is_last| {
+            far.set(Duration::from_millis(150));
+            let mut asking = JoinSet::new();
+            for _ in 0..12 {
+                let hostile = hostile.clone();
+                asking.spawn(async move {
+                    match (method, kind) {
+                        ("POST", HTML) => hostile.send(method, path, &form, DROP_ALL).await,
+                        _ => hostile.send(method, path, &[], b"").await,
+                    }
+                });
             }
-        }
-        let refused: Vec<&Response> = answers.iter().filter(|one| one.code == 429).collect();
-        assert!((6..=10).contains(&refused.len()), "{path}: {} of 12", refused.len());
-        for one in refused {
-            let said = String::from_utf8_lossy(&one.body);
-            assert!(said.contains("one after the other"), "{path}: {said}");
-            assert_eq!(one.header("retry-after"), Some("1"), "{path}");
-            assert_eq!(one.header("content-type"), Some(kind), "{path}");
-        }
+            let mut answers: Vec<Response> = Vec::new();
+            while let Some(answer) = asking.join_next().await {
+                answers.push(answer.unwrap());
+                if answers.len() == 6 {
+                    // Refusals come first. The others have waited for Redis long enough.
+                    far.set(Duration::ZERO);
+                }
+            }
+            let refused: Vec<&Response> = answers.iter().filter(|one| one.code == 429).collect();
+            for one in &refused {
+                let said = String::from_utf8_lossy(&one.body);
+                assert!(said.contains("one after the other"), "{path}: {said}");
+                assert_eq!(one.header("retry-after"), Some("1"), "{path}");
+                assert_eq!(one.header("content-type"), Some(kind), "{path}");
+            }
+            judged(!is_last, || {
+                assert!((6..=10).contains(&refused.len()), "{path}: {} of 12", refused.len());
+            })
+        })
+        .await;
     }
 }
 
@@ -110,23 +119,34 @@ async fn lists_that_wait_for_their_turn_take_no_slot_in_flight() {
     let (hostile, quiet) = (client.with_token(&text("shop")), client.with_token(&text("other")));
     assert_eq!(quiet.publish(STRUCTURED, event("other-1", "t", 0)).await.code, 202);
     far.set(Duration::from_millis(300));
-    let before = admitted(&process, "p1").await;
-    let mut asking = JoinSet::new();
-    for _ in 0..4 {
-        let hostile = hostile.clone();
-        asking.spawn(async move { hostile.get("/pipelines/test/dead?reason=zzz").await });
-    }
-    let are_let_in = async || admitted(&process, "p1").await > before + 3.5;
-    eventually(LONG, "pages are let in", are_let_in).await;
-    // One page is being read, and three wait for their turn. Publishes may use three of the four slots.
-    let (first, second) = tokio::join!(
-        quiet.publish(STRUCTURED, event("other-1", "t", 1)),
-        quiet.publish(STRUCTURED, event("other-1", "t", 2)),
-    );
-    for answer in [first, second] {
-        assert_eq!(answer.code, 202, "{answer:?}");
-    }
-    asking.shutdown().await;
+    // A page that was let in a moment ago has not left its slot yet.
+    let publish = async |id: usize| loop {
+        let answer = quiet.publish(STRUCTURED, event("other-1", "t", id)).await;
+        if answer.code != 503 {
+            break answer;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    tried(3, async |is_last| {
+        let before = admitted(&process, "p1").await;
+        let mut asking = JoinSet::new();
+        for _ in 0..4 {
+            let hostile = hostile.clone();
+            asking.spawn(async move { hostile.get("/pipelines/test/dead?reason=zzz").await });
+        }
+        let are_let_in = async || admitted(&process, "p1").await > before + 3.5;
+        eventually(LONG, "pages are let in", are_let_in).await;
+        // One page is being read, and three wait for their turn. Publishes may use three of the four slots.
+        let (first, second) = tokio::join!(publish(1), publish(2));
+        for answer in [first, second] {
+            assert_eq!(answer.code, 202, "{answer:?}");
+        }
+        // If those that wait kept their slots, two would have to end before a publish is let in.
+        let ended = std::iter::from_fn(|| asking.try_join_next()).count();
+        asking.shutdown().await;
+        judged(!is_last, || assert!(ended <= 1, "{ended} pages have ended"))
+    })
+    .await;
 }
 
 #[tokio::test]

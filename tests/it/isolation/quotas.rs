@@ -292,6 +292,28 @@ async fn data_of_a_version_that_did_not_count_is_handled_and_the_audit_counts_it
 }
 
 #[tokio::test]
+async fn the_audit_leaves_out_a_queue_of_more_than_16_mib_and_counts_the_others() {
+    let server = RedisServer::start(Options::default());
+    let queue = queue(&configs(&server, &["p"], &[]), "p").await;
+    let large = bot("large");
+    let shard = queue.shard_of(&large);
+    let mut same = (0..).map(|n| bot(&format!("small-{n}")));
+    let small = same.find(|name| queue.shard_of(name) == shard).unwrap();
+    for _ in 0..17 {
+        let event = events("large", 1, 1_000_000);
+        queue.push(&large, &event, PushOptions::default()).await.unwrap();
+    }
+    queue.push(&small, &events(small.as_str(), 40, 9), PushOptions::default()).await.unwrap();
+    let counted = queue.holdings(&small).await.unwrap();
+    assert!(counted.queued_bytes > 40 * 9);
+    forget(&server).await;
+    assert_eq!(queue.reconcile_holdings(shard).await.unwrap(), (1, false));
+    assert_eq!(queue.holdings(&small).await.unwrap(), counted);
+    queue.purge(&large).await.unwrap();
+    assert_eq!(queue.reconcile_holdings(shard).await.unwrap(), (0, true));
+}
+
+#[tokio::test]
 async fn a_nearly_full_redis_refuses_the_bot_that_holds_most_and_serves_the_others() {
     let server = RedisServer::start(Options::default());
     let mut connection = server.connection().await;

@@ -249,12 +249,12 @@ async fn tests_of_many_long_filters_take_a_second_and_delay_no_checks_of_another
     let url = MongoUrl::parse(&rig.stores.mongo.url()).unwrap();
     let store = RuleStore::new(Mongo::open(&url, "fairlane").await.unwrap());
     let rule = |n: usize| {
-        let filter = format!("event.data.n in [{n}{}]", ",-1".repeat(900));
+        let filter = format!("event.data.n in [{n}{}]", ",1".repeat(900));
         json!({ "on": ["a"], "filter": filter, "actions": [{ "set_tag": { "tag": "t" } }] })
     };
     // Together they take seconds to compile.
     let hostile = BotId::parse("hostile").unwrap();
-    for n in 0..400 {
+    for n in 0..100 {
         let id = RuleId::parse(&format!("rule-{n}")).unwrap();
         let rule = serde_json::from_value(rule(n)).unwrap();
         store.put(&hostile, &id, &rule, &Expected::Anything).await.unwrap();

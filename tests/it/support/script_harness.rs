@@ -11,6 +11,8 @@ use redis::{Arg, Cmd, Connection, FromRedisValue, Pipeline, Value};
 use super::process::variable;
 use super::redis::RedisServer;
 
+/// How scripts ask for the time.
+const TIME: &str = "call('TIME')";
 /// Seconds and microseconds, as `TIME` returns them.
 const CLOCK: &str = "test:clock";
 const PUBLISHED: &str = "test:published";
@@ -93,7 +95,7 @@ impl ScriptHarness {
         }
         let mut shared = source!("shared");
         for (real, ours) in [
-            ("call('TIME')", format!("call('LRANGE', '{CLOCK}', 0, -1)")),
+            (TIME, time()),
             ("call('PUBLISH', WAKE, ", format!("call('RPUSH', '{PUBLISHED}', ")),
             // Short queues of a test are counted too.
             ("FEW, LARGE = 32,", format!("FEW, LARGE = {FEW},")),
@@ -141,7 +143,7 @@ impl ScriptHarness {
             "set",
             "budget"
         );
-        let hashes = sources.map(|(name, file)| {
+        let mut hashes = BTreeMap::from(sources.map(|(name, file)| {
             assert!(
                 !file.contains("'TIME'") && !file.contains("'PUBLISH'"),
                 "{name}: TIME and PUBLISH belong in shared.lua"
@@ -149,9 +151,17 @@ impl ScriptHarness {
             let (first, body) = file.split_once('\n').unwrap();
             let repeats = if body.contains("repeated(") { repeats.as_str() } else { "" };
             (name, load(&mut connection, &format!("{first}\n{shared}\n{repeats}\n{body}")))
-        });
+        }));
+        hashes.extend(small_scripts().map(|(name, code)| (name, load(&mut connection, &code))));
         let expire = load(&mut connection, EXPIRE);
-        Self { connection, hashes: hashes.into(), expire }
+        Self { connection, hashes, expire }
+    }
+
+    /// A call of the script with this name.
+    pub(crate) fn raw(&self, name: &str, keys: &[&str], arguments: &[&str]) -> Cmd {
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(&self.hashes[name]).arg(keys.len()).arg(keys).arg(arguments);
+        command
     }
 
     /// The call as the product would send it, except for the hash of the script.
@@ -223,6 +233,25 @@ impl ScriptHarness {
     pub(crate) fn plain(&mut self) -> &mut Connection {
         &mut self.connection
     }
+}
+
+/// What scripts call for the time in a test.
+fn time() -> String {
+    format!("call('LRANGE', '{CLOCK}', 0, -1)")
+}
+
+/// The scripts that work without the shared code of queues. Those that compare no offsets do not notice the
+/// code for it.
+fn small_scripts() -> [(&'static str, String); 13] {
+    let offsets = source!("offsets");
+    let sources = sources!(
+        "act", "advance", "arrived", "beat", "check", "emit", "hold", "letters", "note", "peek",
+        "present", "readers", "trim"
+    );
+    sources.map(|(name, file)| {
+        let (first, body) = file.split_once('\n').unwrap();
+        (name, format!("{first}\n{offsets}\n{body}").replace(TIME, &time()))
+    })
 }
 
 fn changed(name: &str) -> Option<String> {

@@ -145,11 +145,11 @@ pub(in super::super) async fn ask(
     }
     let after = after.map(|(_, cursor)| cursor);
     let wanted = |bot: &BotId| caller.covers(bot) && bot.as_str().starts_with(&*asked.prefix);
+    // It reads the places, the attempts or the failures of all bots.
+    let _turn = api.large_reads.take(caller.name()).await?;
     let found = match sort {
-        Order::Depth => {
-            ranked(&api, Sort::Depth, asked.state, after, (&wanted, caller.name())).await?
-        }
-        Order::Age => ranked(&api, Sort::Age, asked.state, after, (&wanted, caller.name())).await?,
+        Order::Depth => ranked(&api, Sort::Depth, asked.state, after, &wanted).await?,
+        Order::Age => ranked(&api, Sort::Age, asked.state, after, &wanted).await?,
         Order::Rate => busy(&api, asked.state, &wanted).await?,
         Order::Failing => failing(&api, asked.state, &wanted).await?,
     };
@@ -198,11 +198,9 @@ async fn ranked(
     sort: Sort,
     state: Wanted,
     mut after: Option<BotCursor>,
-    (wanted, token): (Wants<'_>, &str),
+    wanted: Wants<'_>,
 ) -> Result<Found, Problem> {
     let mut found = Found::default();
-    // It reads the places of all bots.
-    let _turn = api.large_reads.take(token).await?;
     let (names, step) = (api.queues.names().await?, if state == Wanted::Any { BOTS } else { STEP });
     for _ in 0..STEPS {
         let (mut merged, mut more) = (Vec::new(), false);

@@ -25,7 +25,8 @@ use self::settings::Form;
 use super::super::auth::Caller;
 use super::super::automations::{Shown, shown};
 use super::super::extract::{Path, Query};
-use super::super::find::veil;
+use super::super::find::{veil, wait_for_attempts};
+use super::super::large_reads::OneTurn;
 use super::super::parameters::Parameters;
 use super::super::problem::Problem;
 use super::super::{Api, bots};
@@ -192,10 +193,10 @@ async fn automated(
 async fn in_pipelines(api: &Api, caller: &Caller, bot: &BotId) -> Result<Vec<Known>, Problem> {
     let (processes, names) =
         tokio::try_join!(presence::processes(api.queues.link()), api.queues.names())?;
-    let processes = &processes;
+    let with = &(processes, api.large_reads.once(caller));
     stream::iter(names)
         .map(|pipeline| async move {
-            Box::pin(in_pipeline(api, caller, (bot, &pipeline), processes)).await
+            Box::pin(in_pipeline(api, caller, (bot, &pipeline), with)).await
         })
         .buffered(CONCURRENT)
         .try_collect()
@@ -213,9 +214,10 @@ async fn in_pipeline(
     api: &Api,
     caller: &Caller,
     (bot, pipeline): (&BotId, &PipelineName),
-    processes: &[Process],
+    (processes, turn): &(Vec<Process>, OneTurn<'_>),
 ) -> Result<Known, Problem> {
     let (queue, now) = (api.queues.of(pipeline), api.clock.now());
+    wait_for_attempts(turn, &queue, bot).await?;
     let now_ms = millis(now);
     let looked = async {
         let look = queue.view_bot(bot, now).await?;
@@ -256,17 +258,15 @@ async fn in_pipeline(
     if condition.is_unseen() && !is_set {
         return Ok(Known::Unseen(words));
     }
+    if bots::reads_much(&holds) {
+        turn.take_of_certain().await?;
+    }
     // Lanes that are set aside are not in the order of arrival.
     let length = look.depth.saturating_sub(look.set_aside);
     let minutes = starts(now_ms);
     let (before, dead, lanes, next) = tokio::try_join!(
         queue.arrived_until(bot, &minutes, length),
-        async {
-            match holds.dead_letters {
-                0 => Ok(DeadOfBot::default()),
-                _ => queue.dead_of(bot).await,
-            }
-        },
+        bots::dead_of(&queue, bot, &holds),
         async {
             match look.set_aside {
                 0 => Ok(Vec::new()),

@@ -111,6 +111,23 @@ fn the_oldest_letter_of_a_full_shard_is_read_once_per_call_until_it_is_deleted()
 }
 
 #[test]
+fn a_shard_whose_maximum_was_lowered_deletes_4_mib_of_letters_more_than_one_for_each_new_one() {
+    let mut shard = Shard::new();
+    // A record has 11 bytes besides its event.
+    let large = "x".repeat((1 << 20) - 11);
+    shard.push(NOW, "a", &[&*large; 10], LIMITS);
+    shard.kill(NOW, 10, 100);
+    let mut removed = |n: usize| {
+        shard.push(NOW, "a", &vec!["1"; n], LIMITS);
+        shard.kill(NOW, n, 2).letters_removed
+    };
+    assert_eq!(removed(2), 1 + 4 + 1);
+    assert_eq!(removed(1), 5, "the four large ones that were left, and a small one");
+    assert_eq!(removed(1), 1);
+    assert_eq!(shard.letters().len(), 2);
+}
+
+#[test]
 fn letters_put_back_in_any_order_are_in_their_old_order() {
     let mut shard = Shard::new();
     let keys = &shard.keys.clone();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fairlane::id::{BotId, Offset};
 use fairlane::redis::scripts::{
-    Audit, Audited, DropLetters, Dropping, Pause, Reconcile, Reconciled,
+    Audit, Audited, DropLetters, Dropped, Dropping, Pause, Reconcile, Reconciled,
 };
 use redis::Commands;
 
@@ -13,6 +13,8 @@ use super::*;
 
 /// Bytes of a record besides its event.
 const HEAD: u64 = 11;
+/// More bytes than the letters of any test have.
+const MANY: usize = 1 << 20;
 /// More than one command of a script reads.
 const PAGES: usize = 1_001;
 
@@ -27,9 +29,22 @@ fn set_held(shard: &mut Shard, fields: &[(&str, u64)]) {
 }
 
 fn audit(shard: &mut Shard, bots: &[&str], entries_max: u64) -> Audited {
+    audit_of(shard, bots, (entries_max, u64::MAX))
+}
+
+fn audit_of(shard: &mut Shard, bots: &[&str], (entries_max, bytes_max): (u64, u64)) -> Audited {
     let keys = &shard.keys.clone();
     let bots: Vec<BotId> = bots.iter().map(|name| bot(name)).collect();
-    shard.call(NOW, &Audit { keys, bots: &bots, entries_max })
+    shard.call(NOW, &Audit { keys, bots: &bots, entries_max, bytes_max })
+}
+
+/// How often this command has run.
+fn calls(shard: &mut Shard, command: &str) -> u64 {
+    let mut info = redis::cmd("INFO");
+    let text: String = info.arg("commandstats").query(shard.harness.plain()).unwrap();
+    let start = format!("cmdstat_{command}:calls=");
+    let calls = text.lines().find_map(|line| line.strip_prefix(&*start));
+    calls.map_or(0, |calls| calls.split(',').next().unwrap().parse().unwrap())
 }
 
 fn fields(expected: &[(&str, u64)]) -> BTreeMap<String, u64> {
@@ -134,6 +149,43 @@ fn the_audit_counts_delayed_events_and_dead_letters() {
     assert_eq!(held(&mut shard), right);
 }
 
+#[test]
+fn the_audit_changes_nothing_of_what_has_too_many_bytes_and_reads_few_of_them() {
+    let mut shard = Shard::new();
+    shard.push(NOW, "a", &["12345"; 100], LIMITS);
+    shard.push(NOW, "b", &["1"; 5], LIMITS);
+    let (keys, events, due_ms) = (&shard.keys.clone(), &[b"12345".to_vec()], NOW / 1_000 + 1_000);
+    let a = &bot("a");
+    shard.call(NOW, &Push { keys, limits: LIMITS, bot: a, events, due_ms, idempotency: None });
+    for id in 1..=40 {
+        bury(&mut shard, id, "a", None);
+    }
+    let queues = 100 * (HEAD + 5) + 5 * (HEAD + 1);
+    // An event that is due later has its bot before it.
+    let others = 40 * 5 + 3 + 5;
+    let wrong = [("qa", 1), ("qb", 1), ("la", 7), ("La", 7), ("da", 7), ("Da", 7)];
+    set_held(&mut shard, &wrong);
+    let parts: [(&[&str], u64, &str); 2] =
+        [(&["a", "b"], queues, "lrange"), (&[], others, "xrange")];
+    for (bots, bytes, command) in parts {
+        let mut reads = |bounds, expected| {
+            let before = calls(&mut shard, command);
+            assert_eq!(audit_of(&mut shard, bots, bounds), Audited::Many);
+            assert_eq!(held(&mut shard), fields(&wrong), "{expected}");
+            calls(&mut shard, command) - before
+        };
+        let none = reads((1, bytes), "too many entries");
+        assert_eq!(reads((999, 1), "too many bytes"), none + 1, "16 entries are read");
+        assert!(reads((999, bytes - 1), "one byte too many") > none + 2);
+    }
+    assert_eq!(audit_of(&mut shard, &["a", "b"], (999, queues)), Audited::Set(2));
+    assert_eq!(audit_of(&mut shard, &[], (999, others)), Audited::Set(4));
+    let right = [("qa", 1_600), ("qb", 60), ("la", 1), ("La", 5), ("da", 40), ("Da", 200)];
+    assert_eq!(held(&mut shard), fields(&right));
+    let () = shard.harness.plain().del(&keys.later).unwrap();
+    assert_eq!(audit_of(&mut shard, &[], (999, 40 * 5)), Audited::Set(2));
+}
+
 fn reconcile(shard: &mut Shard, bots: &[&str], bots_max: usize) -> Reconciled {
     let keys = &shard.keys.clone();
     let bots: Vec<BotId> = bots.iter().map(|name| bot(name)).collect();
@@ -175,9 +227,11 @@ fn a_shard_is_reconciled_once_all_bots_with_events_are_named() {
     assert_eq!(reconcile(&mut shard, &all, 5), set);
 }
 
-fn drop_letters(shard: &mut Shard, letters: Dropping<'_>) -> u64 {
+/// The number of deleted letters, and whether there may be more.
+fn drop_letters(shard: &mut Shard, letters: Dropping<'_>, bytes: usize) -> (u64, bool) {
     let keys = &shard.keys.clone();
-    shard.call(NOW, &DropLetters { keys, letters })
+    let Dropped { count, more } = shard.call(NOW, &DropLetters { keys, letters, bytes });
+    (count, more)
 }
 
 #[test]
@@ -191,17 +245,42 @@ fn deleted_letters_are_held_no_longer() {
     let now_ms = NOW.unsigned_abs() / 1_000;
     // Those older than a letter of this time.
     let older_than = |ms: u64| Dropping::Older(Duration::from_millis(now_ms - ms));
-    assert_eq!(drop_letters(&mut shard, Dropping::Ids(&[at(3), at(9_999), at(250)])), 2);
+    let ids = [at(3), at(9_999), at(250)];
+    assert_eq!(drop_letters(&mut shard, Dropping::Ids(&ids), MANY), (2, false));
     let left = fields(&[("da", 124), ("Da", 620), ("db", 124), ("Db", 620)]);
     assert_eq!(held(&mut shard), left);
-    assert_eq!(drop_letters(&mut shard, Dropping::Ids(&[at(3)])), 0);
-    assert_eq!(drop_letters(&mut shard, older_than(1)), 0);
-    assert_eq!(drop_letters(&mut shard, Dropping::Older(Duration::MAX)), 0);
+    assert_eq!(drop_letters(&mut shard, Dropping::Ids(&[at(3)]), MANY), (0, false));
+    assert_eq!(drop_letters(&mut shard, older_than(1), MANY), (0, false));
+    assert_eq!(drop_letters(&mut shard, Dropping::Older(Duration::MAX), MANY), (0, false));
     // A hundred in one call, and the named one stays.
-    assert_eq!(drop_letters(&mut shard, older_than(201)), DropLetters::MAX);
-    assert_eq!(drop_letters(&mut shard, older_than(201)), 99);
+    assert_eq!(drop_letters(&mut shard, older_than(201), MANY), (100, true));
+    assert_eq!(drop_letters(&mut shard, older_than(201), MANY), (99, false));
     assert_eq!(shard.letters(), (201..250).map(at).collect::<Vec<_>>());
     let left = fields(&[("da", 24), ("Da", 120), ("db", 25), ("Db", 125)]);
     assert_eq!(held(&mut shard), left);
     assert_eq!(audit(&mut shard, &[], 999), Audited::Set(0));
+}
+
+#[test]
+fn letters_are_deleted_until_so_many_bytes_were_read_and_the_next_call_goes_on() {
+    let mut shard = Shard::new();
+    for id in 1..=9 {
+        // Each has a record of five bytes, and more that is kept elsewhere.
+        bury(&mut shard, id, "a", Some("999"));
+    }
+    assert_eq!(audit(&mut shard, &[], 99), Audited::Set(2));
+    let at = |ms| Offset { ms, seq: 0 };
+    let ids = [at(1), at(99), at(2), at(3)];
+    assert_eq!(drop_letters(&mut shard, Dropping::Ids(&ids), 6), (2, true));
+    assert_eq!(shard.letters(), (3..=9).map(at).collect::<Vec<_>>());
+    assert_eq!(drop_letters(&mut shard, Dropping::Ids(&ids), 6), (1, false));
+    let older = Dropping::Older(Duration::from_millis(NOW.unsigned_abs() / 1_000 - 99));
+    for (bytes, expected, left) in
+        [(1, (1, true), 5), (5, (1, true), 4), (6, (2, true), 2), (11, (2, false), 0)]
+    {
+        assert_eq!(drop_letters(&mut shard, older, bytes), expected, "{bytes} bytes");
+        let (letters, held) = (shard.letters(), held(&mut shard));
+        assert_eq!(letters, (10 - left..=9).map(at).collect::<Vec<_>>());
+        assert_eq!(held.get("Da").copied().unwrap_or_default(), left * (5 + 999));
+    }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fairlane::counters::scripts::{Counting, Import, IncrementIfExists, Replace, Upsert, Views};
 use fairlane::counters::view::AdId;
-use fairlane::id::{BotId, Offset, Prefix, Sequence};
+use fairlane::id::{BotId, Lane, Offset, Prefix, Sequence};
 use fairlane::notifications::record::{Caps, Ended, Ending};
 use fairlane::notifications::scripts::{
     Amend, Amendment, Begin, Finish, Forget, Release, Restore, Schedule, Throttle,
@@ -14,10 +14,11 @@ use fairlane::quotas::{NO_QUOTAS, Quota};
 use fairlane::rate;
 use fairlane::redis::keys::ShardKeys;
 use fairlane::redis::scripts::{
-    Act, Advance, Audit, Beat, Budget, Call, Claim, Complete, Completion, DropLetters, Dropping,
-    Emit, Enqueue, Enqueued, Exception, Fate, Heads, Hold, Kept, Letters, Mode, Note, Part, Pause,
-    Peek, Permit, Present, Promote, Purge, Push, ReadSlice, Readers, Reconcile, Record, Recount,
-    Recover, Redrive, Replay, Replayed, Resume, Revoke, Set, Span, Take, Trim, Verdict,
+    Act, Advance, Arrived, Audit, Beat, Budget, Call, Claim, Complete, Completion, DropLetters,
+    Dropping, Emit, Enqueue, Enqueued, Exception, Fate, Heads, Hold, Kept, Letters, Mode, Note,
+    Part, Pause, Peek, Permit, Present, Promote, Purge, Push, ReadSlice, Readers, Reconcile,
+    Record, Recount, Recover, Redrive, Replay, Replayed, Resume, Revoke, Set, Span, Take, Trim,
+    Verdict,
 };
 use fairlane::redis::{Link, Target};
 use redis::{Arg, Cmd, Commands, Value};
@@ -95,10 +96,15 @@ fn live(shard: &mut Shard, bots: &[BotId]) {
     );
     assert_eq!(shard.call(NOW, &Recover { keys, run: "a run id of a server", slice_us }), Some(0));
 
-    let heads = |shard: &mut Shard| shard.call(NOW, &Heads { keys, bots });
+    let lists: Vec<(&BotId, Option<Lane>)> = bots.iter().map(|bot| (bot, None)).collect();
+    let heads = |shard: &mut Shard| shard.call(NOW, &Heads { keys, lists: &lists, bytes: 9_999 });
     let sequences: Vec<u64> = heads(shard).iter().map(|head| head.sequence).collect();
     assert!(sequences.is_sorted() && sequences[0] >= NOW.unsigned_abs(), "{sequences:?}");
     assert!(heads(shard).iter().all(|head| head.depth == 3));
+    for bot in bots {
+        let arrived = Arrived { keys, bot, until: &[0, u64::MAX >> 12], bytes: 9_999 };
+        assert_eq!(shard.call(NOW, &arrived), [0, 3], "{bot}");
+    }
 
     let claimed = shard.claim(NOW);
     let granted: Vec<&BotId> = claimed.leases.iter().map(|grant| &grant.bot).collect();
@@ -239,6 +245,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
     let counting = Counting { keys, limits: LIMITS, cached_ads: 1, bot: a, ad };
     let views = Views { counting, n: 1, event: b"1", idempotency: None };
     let emitted = [("1".to_owned(), b"1".to_vec())];
+    let (place, before, lane, part) = (0, 0, None, Part::Whole);
     let mut calls = vec![
         named(&Enqueue {
             keys,
@@ -259,8 +266,8 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Purge { keys, bot: a }),
         named(&Redrive { keys, id: at, bot: a, slice_us, renews: false }),
         named(&Revoke { keys, bot: a, slice_us }),
-        named(&DropLetters { keys, letters: Dropping::Older(Duration::from_millis(1)) }),
-        named(&Audit { keys, bots: &[a.clone(), bot("b")], entries_max: 9 }),
+        named(&DropLetters { keys, letters: Dropping::Older(Duration::ZERO), bytes: 1 }),
+        named(&Audit { keys, bots: &[a.clone(), bot("b")], entries_max: 9, bytes_max: 9 }),
         named(&Recover { keys, run: "run", slice_us }),
         named(&Reconcile { keys, bots: &[a.clone(), bot("b")], bots_max: 9 }),
         named(&Readers { key: "fl:{s}:readers", token: "t", ttl_ms: 1, logs: &["s".into()] }),
@@ -272,17 +279,9 @@ fn calls() -> Vec<(&'static str, Cmd)> {
         named(&Act { key: "fl:audit", action: b"{}", kept: 1_000 }),
         named(&Beat { key: "fl:processes", id: "i", says: "s", ttl_ms: 1 }),
         named(&Present { key: "fl:processes", ttl_ms: 1 }),
-        named(&Heads { keys, bots: &[a.clone(), bot("b")] }),
-        named(&Peek {
-            keys,
-            bot: a,
-            lane: None,
-            place: 0,
-            before: 0,
-            limit: 1,
-            bytes: 1,
-            part: Part::Whole,
-        }),
+        named(&Heads { keys, lists: &[(a, None), (&bot("b"), None)], bytes: 1 }),
+        named(&Arrived { keys, bot: a, until: &[1], bytes: 1 }),
+        named(&Peek { keys, bot: a, lane, place, before, limit: 1, bytes: 1, part }),
         named(&ReadSlice { keys, bot: a, limit: 1, bytes: 1 }),
         named(&Letters {
             keys,
@@ -291,7 +290,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
             until: "-",
             limit: 1,
             bytes: 1,
-            part: Part::Whole,
+            part,
         }),
         named(&IncrementIfExists(views)),
         named(&Upsert { views, acked: "", stored: Some((1, Sequence::new(1))) }),
@@ -330,7 +329,7 @@ fn calls() -> Vec<(&'static str, Cmd)> {
 fn limit_calls(keys: &ShardKeys, a: &BotId) -> Vec<(&'static str, Cmd)> {
     let bucket = rate::Bucket::new("1/s".parse().unwrap(), None);
     vec![
-        named(&Permit { keys, bot: a, want: 1, bucket }),
+        named(&Permit { keys, bot: a, want: 1, held: 0, bucket }),
         named(&Set {
             keys,
             bot: a,
@@ -417,7 +416,7 @@ async fn a_wrong_number_of_arguments_is_an_error_that_names_the_script() {
     let target = Target::new(&server.url()).unwrap();
     let link = Link::new(target, Vec::new(), SLICE_US, Duration::from_secs(10));
     let calls = calls();
-    assert_eq!(calls.len(), 44);
+    assert_eq!(calls.len(), 45);
     for (name, command) in &calls {
         for change in [Change::NoKeys, Change::OneLess, Change::OneMore] {
             // Any number of logs is right, if there is one.

@@ -238,7 +238,8 @@ fn the_audit_finds_nothing_wrong_with_lanes() {
     let right = Reconciled::Set { before: "2".into(), depth: 2 };
     assert_eq!(shard.call(NOW, &reconcile), right);
     for bots in [bots, &[]] {
-        assert_eq!(shard.call(NOW, &Audit { keys, bots, entries_max: 99 }), Audited::Set(0));
+        let audit = Audit { keys, bots, entries_max: 99, bytes_max: 99 };
+        assert_eq!(shard.call(NOW, &audit), Audited::Set(0));
     }
     assert_eq!((shard.held("q"), shard.held("a")), (2 * (HEAD + 2), 2));
 }

@@ -141,7 +141,8 @@ fn failures_whose_letters_are_refused_leave_the_room_of_later_letters() {
         let has_body =
             |record: &&String| -> bool { redis.hexists(record.as_str(), "body").unwrap() };
         assert_eq!(records.iter().filter(has_body).count(), 1, "what cannot be redriven has none");
-        assert_eq!(notes.call(&DropLetters { keys, letters: Dropping::Ids(&letters) }), 1);
+        let letters = Dropping::Ids(&letters);
+        assert_eq!(notes.call(&DropLetters { keys, letters, bytes: 1 }).count, 1);
         let stays = notes.ends(&new("b", "", 0), dead());
         assert!(is_near(stays, WEEK + HOUR), "{stays:?}");
         assert_eq!(notes.shard.letters().len(), 1);

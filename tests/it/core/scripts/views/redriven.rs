@@ -35,7 +35,7 @@ impl Counters {
 
     fn audit(&mut self) -> Audited {
         let keys = &self.shard.keys.clone();
-        self.shard.call(self.now, &Audit { keys, bots: &[], entries_max: 99 })
+        self.shard.call(self.now, &Audit { keys, bots: &[], entries_max: 99, bytes_max: 99 })
     }
 }
 

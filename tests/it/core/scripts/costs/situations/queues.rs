@@ -128,7 +128,9 @@ pub(super) async fn claims<M: Meter>(stage: &mut Stage<M>) {
     stage.fill(&some(10), 10).await;
     let slice = ReadSlice { keys, bot: &bot("bot-0"), limit: 10, bytes: 1 << 20 };
     stage.measure("10 events", &slice).await;
-    stage.measure("10 queues", &Heads { keys, bots: &some(10) }).await;
+    let bots = some(10);
+    let lists: Vec<_> = bots.iter().map(|bot| (bot, None)).collect();
+    stage.measure("10 queues", &Heads { keys, lists: &lists, bytes: 1 << 20 }).await;
 }
 
 /// Completions of slices whose events are done.
