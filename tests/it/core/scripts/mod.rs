@@ -11,6 +11,7 @@ mod limits;
 mod notifications;
 mod quotas;
 mod servers;
+mod small;
 mod views;
 
 use std::sync::Arc;

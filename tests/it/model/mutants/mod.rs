@@ -62,6 +62,7 @@ const OTHERS: &[(&str, &str)] = scripts![
     "budget",
     "act",
     "advance",
+    "arrived",
     "beat",
     "check",
     "due",

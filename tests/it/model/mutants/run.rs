@@ -26,6 +26,12 @@ const TABLES: &[&str] = &["core::scripts::", "--skip", "::costs::", "--skip", ":
 const CAPPED: &[&str] =
     &["notifications", "schedule", "begin", "finish", "amend", "release", "restore", "forget"];
 const WITHOUT_CAPS: &[&str] = &["--skip", "::throttle::"];
+/// Scripts with tests of their own, which find most mutants in a moment.
+const SMALL: &[&str] = &[
+    "act", "advance", "arrived", "beat", "check", "due", "emit", "heads", "hold", "letters",
+    "note", "peek", "present", "readers", "slice", "trim",
+];
+const SMALL_TABLES: &[&str] = &["core::scripts::small::"];
 
 /// Who found a mutant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +90,11 @@ impl Run {
         fs::write(directory.path().join(format!("{}.lua", change.script)), &change.code).unwrap();
         if modelled && self.finds(MODEL, &directory).is_some() {
             return Verdict::Model;
+        }
+        if SMALL.contains(&change.script)
+            && let Some(test) = self.finds(SMALL_TABLES, &directory)
+        {
+            return Verdict::Table(test);
         }
         let is_capped = CAPPED.contains(&change.script);
         let tables = [TABLES, if is_capped { &[] } else { WITHOUT_CAPS }].concat();
