@@ -242,9 +242,12 @@ async fn interrupted(shared: &Shared) {
 
 #[cfg(test)]
 mod tests {
+    use std::future::ready;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use futures_util::stream::FuturesUnordered;
     use futures_util::task::noop_waker_ref;
+    use futures_util::{FutureExt as _, StreamExt as _};
 
     use super::*;
     use crate::pool::Totals;
@@ -281,5 +284,17 @@ mod tests {
         };
         assert!(!polled(Totals { concurrency: Some(3), rate: None }), "none was confirmed yet");
         assert!(polled(Totals::default()));
+    }
+
+    #[test]
+    fn a_lane_that_was_not_polled_is_polled_again_when_a_renewal_is_confirmed() {
+        let term = Term::new(Instant::now(), None);
+        let mut lanes: FuturesUnordered<_> =
+            [1, 2].map(|lane| term.run(ready(lane))).into_iter().collect();
+        assert_eq!(lanes.next().now_or_never(), None, "the lease has ended");
+        term.move_to(Instant::now() + Duration::from_secs(60));
+        let mut ended = [lanes.next().now_or_never(), lanes.next().now_or_never()];
+        ended.sort_unstable();
+        assert_eq!(ended, [Some(Some(1)), Some(Some(2))]);
     }
 }

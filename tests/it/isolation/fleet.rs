@@ -211,7 +211,14 @@ async fn checks_of_long_filters_wait_by_turns_and_costly_classes_are_refused() {
         assert!(detail.contains("ignores the case of a class"), "{detail}");
     }
     let long = format!("event.data.n in [{}]", vec!["-1"; 400].join(","));
-    let flood = join_all((0..80).map(|_| test(&long)));
+    // On a busy machine, admission control refuses some before they ask for a turn.
+    let asked = async || loop {
+        let answer = test(&long).await;
+        if answer.code != 503 {
+            break answer;
+        }
+    };
+    let flood = join_all((0..40).map(|_| asked()));
     let quiet = async {
         // Behind the flood. On a slow machine it is before the flood, and this shows nothing.
         tokio::time::sleep(Duration::from_millis(50)).await;
