@@ -175,9 +175,16 @@ async fn no_further_key_is_handled_under_a_lease_that_ended_while_the_process_wa
             .enumerate()
             .map(|(id, key)| event("shop", key, id))
             .collect();
-        add(&server, STREAM, &events).await;
         let queue = instance.queue("freeze").clone();
         let shop = BotId::parse("shop").unwrap();
+        // All keys are in one slice.
+        queue.pause(Some(&shop)).await.unwrap();
+        add(&server, STREAM, &events).await;
+        eventually(LONG, "all events are queued", async || {
+            queue.view_bot(&shop, SystemClock.now()).await.unwrap().depth == 3
+        })
+        .await;
+        queue.resume(Some(&shop)).await.unwrap();
         eventually(LONG, "all events are done", async || {
             let view = queue.view_bot(&shop, SystemClock.now()).await.unwrap();
             view.depth == 0 && calls.lock().unwrap().len() >= 4
